@@ -1,0 +1,42 @@
+# Every target sets itself up: .venv is made once, and again when pyproject.toml or the constraints change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
+
+.PHONY: help setup test test-slow check format lock bench
+
+help: ## Print the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Make .venv with everything in it
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, $(PYTHON) is older: set PYTHON=python3.12 or the like" >&2; exit 2; }
+	@test -x $(BIN)/pip || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@echo "Setting up $(VENV); the first time takes a few minutes"
+	@$(BIN)/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
+	@touch $@
+
+test: $(READY) ## Run the tests that need no more than two cores and a few minutes
+	$(BIN)/python -m pytest -q
+
+test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
+	$(BIN)/python -m pytest -q -m ''
+
+check: $(READY) ## Format, lint, types and tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(READY) ## Format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Measure, and write bench-results/
+	$(BIN)/python -m benchmarks.exchange
+
+lock: $(READY) ## Write the versions in use to constraints/libraries.txt
+	$(BIN)/pip freeze --exclude-editable | grep -vE '^(torch|numpy|nvidia|triton|cuda)[-_=a-z0-9]*==' > constraints/libraries.txt
