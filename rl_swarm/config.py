@@ -1,0 +1,293 @@
+"""One frozen Config: defaults, then the experiment's shared settings, then the environment, then the command line; all checked.
+
+This module reads no file and opens no store. Which settings a swarm shares is said here (`shared`), how they travel in
+`swarm/experiment.py`.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rl_swarm.errors import ConfigError
+
+DEFAULT_STORE = "./rl-swarm-data"
+NAME_RULE = "use 1 to 64 letters, digits, '.', '_' or '-', not starting with a dot"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one variable is read: `parse` turns text into a value or raises ValueError with what is expected and why."""
+
+    variable: str
+    parse: Callable[[str], Any]
+    meaning: str
+    secret: bool = False
+    shared: bool = False  # published in experiment.json, taken from there by nodes that do not say otherwise
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.variable.lower().replace("_", "-")
+
+
+def name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", text):
+        raise ValueError(f"is not a valid name: {NAME_RULE}")
+    return text
+
+
+def node_name(text: str) -> str:
+    if re.search(r"\.\d+$", name(text)):
+        raise ValueError("must not end in a dot and digits: such names are kept for the files of single questions")
+    return text
+
+
+def text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty: give a value or leave the variable out")
+    return value
+
+
+def boolean(value: str) -> bool:
+    word = value.strip().lower()
+    if word in {"true", "1", "yes", "on"}:
+        return True
+    if word in {"false", "0", "no", "off"}:
+        return False
+    raise ValueError("is neither true nor false: use true, false, 1, 0, yes, no, on or off")
+
+
+def choice(*options: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in options:
+            raise ValueError(f"is not known: use {' or '.join(options)}")
+        return value
+
+    return parse
+
+
+def integer(least: int, most: int | None = None, why: str = "") -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("must be a whole number: write digits only") from None
+        _check_range(number, least, most, why)
+        return number
+
+    return parse
+
+
+def number(least: float, most: float | None = None, why: str = "", above: bool = False) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        try:
+            result = float(value)
+        except ValueError:
+            raise ValueError("must be a number: write it like 0.5 or 1e-5") from None
+        if not math.isfinite(result):
+            raise ValueError("must be a finite number: write it like 0.5 or 1e-5")
+        if above and result == least:
+            raise ValueError(f"must be above {least:g}" + (f": {why}" if why else ""))
+        _check_range(result, least, most, why)
+        return result
+
+    return parse
+
+
+def _check_range(value: float, least: float, most: float | None, why: str) -> None:
+    reason = f": {why}" if why else ": choose a value in that range"
+    if value < least:
+        raise ValueError(f"must be at least {least:g}{reason}")
+    if most is not None and value > most:
+        raise ValueError(f"must be at most {most:g}{reason}")
+
+
+def single_stage(value: str) -> int:
+    if integer(1)(value) != 1:
+        raise ValueError("must be 1: games of several stages are not supported, leave MAX_STAGES out")
+    return 1
+
+
+def setting(variable: str, default: Any, parse: Callable[[str], Any], meaning: str, **more: bool) -> Any:
+    return field(default=default, metadata={"setting": Setting(variable, parse, meaning, **more)})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of a node. Names follow the glossary; each field's variable and flag stand beside it."""
+
+    store: str | None = setting("GDRIVE_PATH", None, text, "shared folder or store URL")
+    experiment: str | None = setting("EXPERIMENT_NAME", None, name, "name of the experiment, the same on all nodes")
+    role: str = setting("NODE_ROLE", "worker", choice("worker", "coordinator"), "what this node does")
+    node_id: str | None = setting("NODE_ID", None, node_name, "name of this node; made once and kept on this machine if left out")
+    home: str = setting("RL_SWARM_HOME", "~/.rl-swarm", text, "local folder for spool, checkpoints and node names")
+    model: str = setting(
+        "MODEL_NAME", "Gensyn/Qwen2.5-0.5B-Instruct", text, "nano, auto, a Hugging Face id or a folder", shared=True
+    )
+    seed: int = setting("SEED", 42, integer(0, (1 << 53) - 1), "seed of everything random on this node")
+    tasks: str = setting("TASKS", "paper", text, "paper, easy, or a list such as gcd,chain_sum:max_digits=2", shared=True)
+    max_rounds: int = setting("MAX_ROUNDS", 2000, integer(1), "the run is done when the swarm's round reaches this", shared=True)
+    own_count: int = setting("NUM_TRAIN_SAMPLES", 8, integer(1), "I: own rollouts per round", shared=True)
+    external_count: int = setting("NUM_TRANSPLANT_TREES", 0, integer(0), "J: rollouts per round sampled from peers", shared=True)
+    group_size: int = setting(
+        "NUM_GENERATIONS",
+        8,
+        integer(2, 256, why="a single completion has nothing to be compared with, 256 is what a file may hold"),
+        "G: completions per question",
+        shared=True,
+    )
+    max_stages: int = setting("MAX_STAGES", 1, single_stage, "stages per round; only 1 is supported")
+    max_new_tokens: int = setting("MAX_NEW_TOKENS", 256, integer(1), "longest completion, in tokens")
+    learning_rate: float = setting("LEARNING_RATE", 1e-5, number(0), "step size of Adam; 0 freezes the model")
+    temperature: float = setting(
+        "TEMPERATURE", 1.0, number(0, above=True, why="greedy sampling explores nothing"), "sampling temperature"
+    )
+    top_p: float = setting("TOP_P", 1.0, number(0, 1, above=True), "share of probability that is sampled from")
+    correction: str = setting("EXTERNAL_CORRECTION", "topr", choice("topr", "none"), "off-policy correction of external rollouts")
+    round_interval: float = setting(
+        "COORDINATOR_ROUND_INTERVAL", 60.0, number(0, above=True), "seconds a round waits for slow nodes", shared=True
+    )
+    round_advance: str = setting("ROUND_ADVANCE", "hybrid", choice("hybrid", "timer"), "when the coordinator closes a round")
+    publish_frequency: str = setting(
+        "ROLLOUT_PUBLISH_FREQUENCY", "stage", choice("generation", "stage", "round"), "when rollouts are published"
+    )
+    window: int = setting("ROLLOUT_WINDOW_ROUNDS", 3, integer(1), "rounds from which peers' rollouts are taken, this one included")
+    fetch_peers: int = setting("ROLLOUT_FETCH_MAX_PEERS", 10, integer(1), "most peers read from in one round")
+    fetch_seconds: float = setting(
+        "ROLLOUT_FETCH_TIMEOUT_SECONDS", 30.0, number(0, above=True), "most seconds spent reading in one round"
+    )
+    fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember peers' rollouts that were read but not used yet")
+    cleanup: bool = setting("ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts")
+    keep_rounds: int = setting("ROLLOUT_KEEP_LAST_N_ROUNDS", 10, integer(1), "rounds of rollouts that cleaning up keeps")
+    keep_days: float | None = setting("ROLLOUT_KEEP_DAYS", None, number(0, above=True), "days of rollouts that cleaning up keeps")
+    keep_mb: float | None = setting("ROLLOUT_KEEP_MB", None, number(0, above=True), "megabytes of rollouts that cleaning up keeps")
+    archive: bool = setting("ROLLOUT_ARCHIVE_OLD", False, boolean, "archive old rollouts instead of deleting them")
+    archive_path: str = setting("ROLLOUT_ARCHIVE_PATH", "archives/", text, "where archived rollouts go")
+    compression: str = setting("ROLLOUT_COMPRESSION", "none", choice("none"), "compression of rollout files")
+    checkpoint_interval: int = setting("CHECKPOINT_INTERVAL", 10, integer(1), "rounds between checkpoints")
+    eval_interval: int = setting("EVAL_INTERVAL", 20, integer(0), "rounds between held-out evaluations; 0 for none")
+    test_mode: bool = setting("TEST_MODE", False, boolean, "quick check: 3 rounds, I 4, G 4 where nothing else is said")
+    cpu_only: bool = setting("CPU_ONLY", False, boolean, "use the CPU even if there is a GPU")
+    dtype: str = setting("DTYPE", "auto", choice("auto", "float32", "bfloat16", "float16"), "number format of the weights")
+    lora_rank: int = setting("LORA_RANK", 0, integer(0), "train adapters of this rank; 0 trains all weights")
+    hub_token: str | None = setting("HUGGINGFACE_ACCESS_TOKEN", None, text, "token for gated models and for pushing", secret=True)
+    hub_push_interval: int = setting(
+        "HUB_PUSH_INTERVAL", 0, integer(0), "rounds between pushes to the hub; 0 pushes only at the end"
+    )
+
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    def explicit(self, field_name: str) -> bool:
+        return self.sources.get(field_name) in {"environment", "command line"}
+
+    @property
+    def node(self) -> str:
+        """The node id, where it must be known by now."""
+        return _required(self.node_id, "node_id")
+
+    @property
+    def store_url(self) -> str:
+        return _required(self.store, "store")
+
+    @property
+    def experiment_name(self) -> str:
+        return _required(self.experiment, "experiment")
+
+
+SETTINGS: dict[str, Setting] = {item.name: item.metadata["setting"] for item in fields(Config) if "setting" in item.metadata}
+VARIABLES = {item.variable for item in SETTINGS.values()}
+
+TEST_MODE = {"max_rounds": 3, "own_count": 4, "group_size": 4}
+WITH_NANO = {"tasks": "easy", "max_new_tokens": 24, "learning_rate": 3e-4}
+
+
+def load(
+    environment: Mapping[str, str], flags: Mapping[str, str | None] | None = None, shared: Mapping[str, str] | None = None
+) -> Config:
+    """Build a Config. `flags` and `shared` are keyed by field name and by variable; a flag that is None was not given."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for field_name, item in SETTINGS.items():
+        for source, raw in (
+            ("command line", (flags or {}).get(field_name)),
+            ("environment", environment.get(item.variable)),
+            ("experiment", (shared or {}).get(item.variable)),
+        ):
+            if raw is not None:
+                value = _parse(item, raw)  # checked even where a stronger source wins
+                values.setdefault(field_name, value)
+                sources.setdefault(field_name, source)
+    if values.get("test_mode"):
+        _fill(values, sources, TEST_MODE, "TEST_MODE")
+    if values.get("model") == "nano":
+        _fill(values, sources, WITH_NANO, "MODEL_NAME=nano")
+    config = Config(**values, sources=sources, warnings=tuple(_near_misses(environment)))
+    _check_together(config)
+    return config
+
+
+def describe(config: Config) -> list[dict[str, Any]]:
+    """Every setting with its value, source and meaning, for people and programs; secrets are masked."""
+    rows = []
+    for field_name, item in SETTINGS.items():
+        value = getattr(config, field_name)
+        shown = "(set, hidden)" if item.secret and value is not None else value
+        source = config.sources.get(field_name, "default")
+        rows.append({"variable": item.variable, "value": shown, "source": source, "meaning": item.meaning})
+    return rows
+
+
+def shared_settings(config: Config) -> dict[str, str]:
+    """What the first node of an experiment publishes for those who join, as the environment would hold it."""
+    return {item.variable: str(getattr(config, field_name)) for field_name, item in SETTINGS.items() if item.shared}
+
+
+def require(config: Config, *field_names: str) -> None:
+    for field_name in field_names:
+        _required(getattr(config, field_name), field_name)
+
+
+def _required(value: str | None, field_name: str) -> str:
+    if value is None:
+        item = SETTINGS[field_name]
+        raise ConfigError(f"{item.variable} is not set: it names the {item.meaning}; set it or give {item.flag}")
+    return value
+
+
+def _parse(item: Setting, raw: str) -> Any:
+    try:
+        return item.parse(raw)
+    except ValueError as error:
+        claim, _, remedy = str(error).partition(": ")
+        shown = "a hidden value" if item.secret else repr(raw)
+        raise ConfigError(f"{item.variable} {claim}, got {shown}" + (f": {remedy}" if remedy else "")) from None
+
+
+def _fill(values: dict[str, Any], sources: dict[str, str], defaults: Mapping[str, Any], source: str) -> None:
+    for field_name, value in defaults.items():
+        if field_name not in values:
+            values[field_name] = value
+            sources[field_name] = source
+
+
+def _check_together(config: Config) -> None:
+    if config.cleanup and config.keep_rounds <= config.window:
+        raise ConfigError(
+            f"ROLLOUT_KEEP_LAST_N_ROUNDS must exceed ROLLOUT_WINDOW_ROUNDS ({config.window}), got {config.keep_rounds}: "
+            "cleaning up would remove what peers still read"
+        )
+
+
+def _near_misses(environment: Mapping[str, str]) -> list[str]:
+    """A variable that looks like ours but is not is a warning only: the environment belongs to everyone."""
+    warnings = []
+    for variable in environment:
+        if variable in VARIABLES or "_" not in variable:
+            continue
+        close = difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.88)
+        if close:
+            warnings.append(f"{variable} is not a setting of RL Swarm and has no effect: did you mean {close[0]}?")
+    return warnings

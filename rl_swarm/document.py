@@ -1,0 +1,55 @@
+"""Seal and open the JSON documents that nodes exchange, so that no reader ever trusts half a file or a flipped byte.
+
+A sealed document is one line of JSON whose last member is the SHA-256 of everything before it. The checksum covers the bytes
+as written, so a reader needs no canonical form. It guards against accidents of storage; it is no signature.
+This module never touches a store.
+"""
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from rl_swarm.errors import BadDocument, Incomplete
+
+SCHEMA = 1
+SMALL_BYTES = 1 << 20  # limit for everything but rollouts: the largest is a round that names a few thousand nodes
+
+_OPEN = b',"sha256":"'
+_CLOSE = b'"}\n'
+_TAIL = len(_OPEN) + 64 + len(_CLOSE)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Header(msgspec.Struct):
+    schema: int
+
+
+def seal(document: msgspec.Struct) -> bytes:
+    body = msgspec.json.encode(document)
+    return body[:-1] + _OPEN + hashlib.sha256(body).hexdigest().encode() + _CLOSE
+
+
+def unseal(data: bytes, kind: type[T], limit: int = SMALL_BYTES) -> T:
+    """Return the document, or raise Incomplete (look again later) or BadDocument (never look again)."""
+    if len(data) > limit:
+        raise BadDocument("too_large", f"{len(data)} bytes, the limit is {limit}")
+    tail = data[-_TAIL:]
+    if len(data) <= _TAIL or not tail.startswith(_OPEN) or not tail.endswith(_CLOSE):
+        raise Incomplete("incomplete", "the closing checksum is missing")
+    body = data[:-_TAIL] + b"}"
+    if hashlib.sha256(body).hexdigest().encode() != tail[len(_OPEN) : -len(_CLOSE)]:
+        raise BadDocument("checksum", "the content does not match its checksum")
+    return parse(body, kind)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Decode JSON of our schema into `kind`, with every type and range checked."""
+    try:
+        schema = msgspec.json.decode(body, type=_Header).schema
+        if schema != SCHEMA:
+            raise BadDocument("schema", f"schema {schema}, this version reads {SCHEMA}")
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadDocument("malformed", str(error)) from None

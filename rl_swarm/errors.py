@@ -1,0 +1,59 @@
+"""Every failure that RL Swarm raises on purpose.
+
+    SwarmError
+    ├── ConfigError          a setting is wrong: one line, exit code 2
+    ├── StoreError           the boundary to the shared store
+    │   ├── NotFound         no such key: "not yet", never "gone for good"
+    │   └── StoreAway        the store did not answer after retries: go on alone and try again later
+    ├── BadDocument          a peer's document that must not be trusted; carries a `reason` that is counted
+    │   └── Incomplete       the document is not all there yet: look again later
+    ├── BadRollout           a peer's rollout that cannot be verified; carries a `reason` that is counted
+    ├── ModelError           a model cannot be loaded or used as asked
+    └── CheckpointError      a checkpoint cannot be read; the one before it is tried
+
+Anything else that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
+"""
+
+
+class SwarmError(Exception):
+    """Root of the tree; its text is one line that states the fact, the value and the remedy."""
+
+
+class ConfigError(SwarmError):
+    pass
+
+
+class StoreError(SwarmError):
+    pass
+
+
+class NotFound(StoreError):
+    pass
+
+
+class StoreAway(StoreError):
+    pass
+
+
+class BadDocument(SwarmError):
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Incomplete(BadDocument):
+    pass
+
+
+class BadRollout(SwarmError):
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class ModelError(SwarmError):
+    pass
+
+
+class CheckpointError(SwarmError):
+    pass

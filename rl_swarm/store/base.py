@@ -1,0 +1,130 @@
+"""The store contract, and `open_store(url)` which picks a backend.
+
+A key is a relative path of plain names joined by '/'. What callers may rely on, on the worst backend:
+
+- `put` writes a document once: it returns True if it was written and False if the key was there already, which stays as it is.
+- `get` returns what was put, or part of it (documents check themselves), or raises NotFound, which means "not yet".
+- `list` names what lies directly below a folder, folders with a trailing '/'; it may lag, repeat or omit.
+- `rewrite` replaces a key; nothing that matters relies on it.
+
+Errors that pass are retried here with jittered back-off; when they stay, StoreAway is raised. Every operation is counted.
+Locks, rename, append and modification times are no part of the contract.
+"""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rl_swarm.clock import Clock, SystemClock
+from rl_swarm.errors import ConfigError, NotFound, StoreAway
+
+T = TypeVar("T")
+Names = list[str]  # an alias, since inside the class `list` is the operation
+
+_KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*/?")
+
+
+class Transient(Exception):
+    """Raised by a backend for an error that may pass."""
+
+
+class Store:
+    """Retries, counts and checks keys; a backend is a subclass with the five underscored methods."""
+
+    attempts = 5
+    first_pause_seconds = 0.05
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        self.url = url
+        self.clock = clock or SystemClock()
+        self.counts: Counter[str] = Counter()
+        self._jitter = random.Random(url)
+
+    def put(self, key: str, data: bytes) -> bool:
+        created = self._try("put", key, lambda: self._put(key, data))
+        self.counts["bytes_out"] += len(data) if created else 0
+        return created
+
+    def rewrite(self, key: str, data: bytes) -> None:
+        self._try("put", key, lambda: self._rewrite(key, data))
+        self.counts["bytes_out"] += len(data)
+
+    def get(self, key: str, *, limit: int | None = None, listed: bool = False) -> bytes:
+        """Read a key, at most `limit` + 1 bytes of it; `listed` says that it must exist, so not-found is retried."""
+
+        def read() -> bytes:
+            try:
+                return self._get(key, limit)
+            except NotFound as error:
+                if listed:
+                    raise Transient("it was listed and is not found") from error
+                raise
+
+        data = self._try("get", key, read)
+        self.counts["bytes_in"] += len(data)
+        return data
+
+    def list(self, folder: str) -> Names:
+        """Names directly below a folder; a folder that is not there yet is empty."""
+        return self._try("list", folder, lambda: self._list(folder))
+
+    def delete(self, key: str) -> None:
+        """Remove a key; one that is not there is fine."""
+        self._try("delete", key, lambda: self._delete(key))
+
+    def local_path(self, key: str) -> Path | None:
+        """A path on this machine's own disk where appending in place is safe, or None."""
+        return None
+
+    def _try(self, kind: str, key: str, operation: Callable[[], T]) -> T:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is not a valid store key")
+        pause = self.first_pause_seconds
+        for attempt in range(1, self.attempts + 1):
+            self.counts[kind] += 1
+            try:
+                return operation()
+            except Transient as error:
+                if attempt == self.attempts:
+                    self.counts["failures"] += 1
+                    if isinstance(error.__cause__, NotFound):
+                        raise error.__cause__ from None
+                    raise StoreAway(
+                        f"{self.url} does not answer ({kind} {key}: {error}): the node goes on and tries again"
+                    ) from error
+                self.counts["retries"] += 1
+                self.clock.sleep(pause * (0.5 + self._jitter.random()))
+                pause *= 2
+        raise AssertionError("unreachable")
+
+    def _put(self, key: str, data: bytes) -> bool:
+        raise NotImplementedError
+
+    def _rewrite(self, key: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _get(self, key: str, limit: int | None) -> bytes:
+        raise NotImplementedError
+
+    def _list(self, folder: str) -> Names:
+        raise NotImplementedError
+
+    def _delete(self, key: str) -> None:
+        raise NotImplementedError
+
+
+def open_store(url: str, clock: Clock | None = None) -> Store:
+    """A path or file:// URL opens a folder, memory://NAME a store inside this process."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        from rl_swarm.store.folder import FolderStore
+
+        return FolderStore.open(rest if separator else url, clock)
+    if scheme == "memory":
+        from rl_swarm.store.memory import MemoryStore
+
+        return MemoryStore.named(rest, clock)
+    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, file:// or memory://")

@@ -1,0 +1,179 @@
+"""A folder as a store: a local disk, a network disk, or a Drive mounted by FUSE.
+
+On a local disk a write is temp file + fsync + link, so that a reader never sees half a file and of two writers one wins; where
+the file system has no hard links, rename takes the place of link. On a FUSE or network mount neither is to be
+trusted (a rename there can leave two files), so the file is created exclusively under its own name and written in place; a reader
+that comes too early finds a document without its closing checksum and looks again later.
+
+The root is never made again once opened: a root that vanished is a mount that died, not an empty store.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rl_swarm.clock import Clock
+from rl_swarm.errors import ConfigError, NotFound
+from rl_swarm.store.base import Store, Transient
+
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
+NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
+
+
+class FolderStore(Store):
+    def __init__(self, root: Path, clock: Clock | None = None, local: bool | None = None) -> None:
+        super().__init__(str(root), clock)
+        self.root = root
+        self.local = on_local_disk(root) if local is None else local
+        self._links = True
+
+    @classmethod
+    def open(cls, path: str, clock: Clock | None = None) -> "FolderStore":
+        root = Path(path).expanduser().absolute()
+        if root.exists() and not root.is_dir():
+            raise ConfigError(f"GDRIVE_PATH must be a folder, got the file {path!r}: name the folder that all nodes share")
+        if not root.exists() and not root.parent.is_dir():
+            raise ConfigError(
+                f"GDRIVE_PATH cannot be made, {str(root.parent)!r} does not exist, got {path!r}: mount the drive or make the folder"
+            )
+        try:
+            root.mkdir(exist_ok=True)
+            probe = root / f".probe-{secrets.token_hex(8)}"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"GDRIVE_PATH is not writable, got {path!r} ({error.strerror}): change its permissions or choose another"
+            ) from None
+        return cls(root, clock)
+
+    def local_path(self, key: str) -> Path | None:
+        return self.root / key if self.local else None
+
+    def _put(self, key: str, data: bytes) -> bool:
+        path = self.root / key
+        with _passing():
+            if path.exists():
+                return False
+            self._make_parent(path)
+            if not self.local:
+                return self._create_in_place(path, data)
+            part = self._write_part(path, data)
+            try:
+                return self._move_new(part, path)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _rewrite(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        with _passing():
+            self._make_parent(path)
+            if self.local:
+                os.replace(self._write_part(path, data), path)
+            else:
+                path.write_bytes(data)
+
+    def _get(self, key: str, limit: int | None) -> bytes:
+        with _passing():
+            try:
+                with open(self.root / key, "rb") as file:
+                    return file.read() if limit is None else file.read(limit + 1)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._check_root()
+                raise NotFound(key) from None
+
+    def _list(self, folder: str) -> list[str]:
+        with _passing():
+            try:
+                with os.scandir(self.root / folder) as entries:
+                    return sorted(entry.name + "/" * entry.is_dir() for entry in entries if not entry.name.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_root()
+                return []
+
+    def _delete(self, key: str) -> None:
+        with _passing():
+            path = self.root / key
+            with contextlib.suppress(FileNotFoundError):
+                if not self.local:
+                    os.truncate(path, 0)  # a Drive keeps deleted files for 30 days and counts them: leave nothing to keep
+                path.unlink()
+
+    def _check_root(self) -> None:
+        if not self.root.is_dir():
+            raise Transient("the folder itself is not there")
+
+    def _make_parent(self, path: Path) -> None:
+        if not path.parent.is_dir():
+            self._check_root()
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def _write_part(self, path: Path, data: bytes) -> Path:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        _write_new(part, data)
+        return part
+
+    def _move_new(self, part: Path, path: Path) -> bool:
+        if self._links:
+            try:
+                os.link(part, path)
+                return True
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                self._links = False
+        if path.exists():
+            return False
+        os.replace(part, path)
+        return True
+
+    def _create_in_place(self, path: Path, data: bytes) -> bool:
+        try:
+            _write_new(path, data)
+        except FileExistsError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _passing() -> Iterator[None]:
+    """Whatever a disk or mount says may pass: Errno 5, 107, 116, a false ENOENT, a full disk, a quota."""
+    try:
+        yield
+    except OSError as error:
+        raise Transient(f"Errno {error.errno}, {error.strerror}") from error
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Create a file exclusively and write it out; if that fails half-way, nothing of it stays."""
+    with open(path, "xb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def on_local_disk(path: Path) -> bool:
+    """Whether `path` lies on this machine's own disk, where append and rename can be trusted."""
+    if sys.platform == "darwin":
+        return "CloudStorage" not in path.parts and "Volumes" not in path.parts[:2]
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return True
+    best, kind = "", ""
+    for line in mounts:
+        point, fs_type = (part.encode().decode("unicode_escape") for part in line.split(" ")[1:3])
+        inside = str(path) == point or str(path).startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fs_type
+    return not kind.lower().startswith(NETWORK_TYPES)

@@ -1,0 +1,97 @@
+"""What every store backend must do; a backend's test class inherits this and gives `make_store`."""
+
+import threading
+
+import pytest
+
+from rl_swarm.errors import NotFound
+from rl_swarm.store import Store
+
+
+class StoreContract:
+    @pytest.fixture
+    def store(self) -> Store:
+        raise NotImplementedError("the backend's own test class makes its store")
+
+    def second(self, store: Store) -> Store:
+        """Another handle on the same place, as another node would have."""
+        raise NotImplementedError
+
+    def test_what_was_put_is_got(self, store: Store) -> None:
+        data = bytes(range(256)) * 10
+        assert store.put("a/b/c.json", data)
+        assert self.second(store).get("a/b/c.json") == data
+
+    def test_a_key_is_written_once(self, store: Store) -> None:
+        assert store.put("a/x", b"first")
+        assert not self.second(store).put("a/x", b"second")
+        assert store.get("a/x") == b"first"
+
+    def test_a_rewrite_replaces(self, store: Store) -> None:
+        store.rewrite("a/x", b"first, longer")
+        store.rewrite("a/x", b"second")
+        assert self.second(store).get("a/x") == b"second"
+
+    def test_what_is_not_there_is_not_found(self, store: Store) -> None:
+        store.put("a/x", b"")
+        for key in ("a/y", "b/x", "a", "a/x/y"):
+            with pytest.raises(NotFound):
+                store.get(key)
+
+    def test_listed_keys_that_are_missing_are_retried_then_not_found(self, store: Store) -> None:
+        with pytest.raises(NotFound):
+            store.get("a/y", listed=True)
+        assert store.counts["retries"] == store.attempts - 1
+
+    def test_names_directly_below_a_folder_are_listed(self, store: Store) -> None:
+        for key in ("a/1", "a/2", "a/f/3", "b/4", "ab/5"):
+            store.put(key, b"")
+        assert sorted(self.second(store).list("a")) == ["1", "2", "f/"]
+        assert store.list("nothing") == []
+
+    def test_delete(self, store: Store) -> None:
+        store.put("a/x", b"1")
+        store.delete("a/x")
+        store.delete("a/x")
+        assert store.list("a") == []
+        assert store.put("a/x", b"2")
+
+    def test_a_limit_bounds_what_is_read(self, store: Store) -> None:
+        store.put("a/x", b"0123456789")
+        assert store.get("a/x", limit=4) == b"01234"
+
+    @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", ".hidden", "a\nb", "a/.b", "ä"])
+    def test_keys_that_could_leave_the_store_are_refused(self, store: Store, key: str) -> None:
+        with pytest.raises(ValueError, match="not a valid store key"):
+            store.put(key, b"")
+
+    def test_of_many_writers_one_wins_and_readers_see_it_whole(self, store: Store) -> None:
+        for race in range(20):
+            won = self.race([self.second(store) for _ in range(8)], f"race/{race}")
+            assert len(won) == 1
+            assert store.get(f"race/{race}") == bytes(won) * 5000
+
+    def race(self, stores: list[Store], key: str) -> list[int]:
+        """Who of many writers of one key was told that it had written."""
+        barrier = threading.Barrier(len(stores))
+        won: list[int] = []
+
+        def write(number: int) -> None:
+            barrier.wait()
+            if stores[number].put(key, bytes([number]) * 5000):
+                won.append(number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(len(stores))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return won
+
+    def test_operations_and_bytes_are_counted(self, store: Store) -> None:
+        store.put("a/x", b"12345")
+        store.put("a/x", b"12345")
+        store.get("a/x")
+        store.list("a")
+        store.delete("a/x")
+        assert dict(store.counts) == {"put": 2, "bytes_out": 5, "get": 1, "bytes_in": 5, "list": 1, "delete": 1}

@@ -1,0 +1,128 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_swarm.config import SETTINGS, describe, load, shared_settings
+from rl_swarm.errors import ConfigError
+
+
+def test_defaults_follow_the_design() -> None:
+    config = load({})
+    assert (config.own_count, config.external_count, config.group_size, config.max_rounds) == (8, 0, 8, 2000)
+    assert (config.tasks, config.max_new_tokens, config.learning_rate) == ("paper", 256, 1e-5)
+    assert (config.window, config.keep_rounds, config.round_interval, config.round_advance) == (3, 10, 60.0, "hybrid")
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_experiment() -> None:
+    shared = {"NUM_TRAIN_SAMPLES": "2", "NUM_GENERATIONS": "3", "MAX_ROUNDS": "4"}
+    config = load({"NUM_TRAIN_SAMPLES": "5", "NUM_GENERATIONS": "6"}, {"own_count": "7", "group_size": None}, shared)
+    assert (config.own_count, config.group_size, config.max_rounds) == (7, 6, 4)
+    assert [config.sources[name] for name in ("own_count", "group_size", "max_rounds")] == [
+        "command line",
+        "environment",
+        "experiment",
+    ]
+
+
+def test_nano_and_test_mode_are_defaults_that_explicit_values_replace() -> None:
+    config = load({"MODEL_NAME": "nano", "TEST_MODE": "True", "MAX_NEW_TOKENS": "40", "NUM_GENERATIONS": "6"})
+    assert (config.tasks, config.max_new_tokens, config.learning_rate) == ("easy", 40, 3e-4)
+    assert (config.max_rounds, config.own_count, config.group_size) == (3, 4, 6)
+
+
+@pytest.mark.parametrize("word", ["true", "TRUE", "1", "Yes", "on"])
+def test_booleans_in_any_case(word: str) -> None:
+    assert load({"CPU_ONLY": word}).cpu_only
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("NODE_ROLE", "boss", "worker or coordinator"),
+        ("NODE_ID", "../x", "letters, digits"),
+        ("NODE_ID", "a\nb", "letters, digits"),
+        ("NODE_ID", "a\n", "letters, digits"),
+        ("NODE_ID", ".hidden", "not starting with a dot"),
+        ("NODE_ID", "a" * 65, "1 to 64"),
+        ("NODE_ID", "node.3", "dot and digits"),
+        ("EXPERIMENT_NAME", "a/b", "letters, digits"),
+        ("NUM_GENERATIONS", "1", "at least 2, got '1': a single completion has nothing to be compared with"),
+        ("SEED", "abc", "whole number"),
+        ("NUM_TRAIN_SAMPLES", "-1", "at least 1"),
+        ("LEARNING_RATE", "nan", "finite"),
+        ("LEARNING_RATE", "inf", "finite"),
+        ("TOP_P", "1.5", "at most 1"),
+        ("TEMPERATURE", "0", "above 0"),
+        ("COORDINATOR_ROUND_INTERVAL", "-3", "at least 0"),
+        ("ROLLOUT_CLEANUP_ENABLED", "maybe", "neither true nor false"),
+        ("MAX_STAGES", "2", "must be 1"),
+        ("MODEL_NAME", " ", "must not be empty"),
+        ("ROLLOUT_COMPRESSION", "zip", "use none"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_variable_value_and_remedy(variable: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({variable: value})
+    line = str(caught.value)
+    assert line.startswith(variable) and repr(value) in line and says in line and "\n" not in line
+
+
+def test_cleaning_up_must_leave_the_window() -> None:
+    with pytest.raises(ConfigError, match="must exceed"):
+        load({"ROLLOUT_CLEANUP_ENABLED": "true", "ROLLOUT_KEEP_LAST_N_ROUNDS": "3"})
+
+
+def test_a_near_miss_is_a_warning_with_the_real_name() -> None:
+    config = load({"NUM_GENERATION": "4", "PATH": "/bin", "NODE_VERSION": "20", "LC_ALL": "C"})
+    assert len(config.warnings) == 1
+    assert "NUM_GENERATION is not" in config.warnings[0] and "NUM_GENERATIONS?" in config.warnings[0]
+
+
+def test_secrets_are_neither_printed_nor_shared() -> None:
+    config = load({"HUGGINGFACE_ACCESS_TOKEN": "hf_verysecret", "MODEL_NAME": "nano"})
+    assert "hf_verysecret" not in str(describe(config)) + str(shared_settings(config))
+    assert "HUGGINGFACE_ACCESS_TOKEN" not in shared_settings(config)
+
+
+@given(st.dictionaries(st.sampled_from([item.variable for item in SETTINGS.values()]), st.text(max_size=20)))
+def test_any_text_gives_a_config_or_one_line(environment: dict[str, str]) -> None:
+    try:
+        config = load(environment)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert load({}, {}, shared_settings(config)).own_count == config.own_count
+
+
+CLI_ERRORS = [
+    ({"NODE_ROLE": "boss"}, "NODE_ROLE"),
+    ({"NODE_ID": "../x"}, "NODE_ID"),
+    ({"NODE_ID": "a\nb"}, "NODE_ID"),
+    ({"NUM_GENERATIONS": "1"}, "NUM_GENERATIONS"),
+    ({"SEED": "abc"}, "SEED"),
+    ({"NUM_TRAIN_SAMPLES": "-2"}, "NUM_TRAIN_SAMPLES"),
+    ({"LEARNING_RATE": "nan"}, "LEARNING_RATE"),
+    ({"ROLLOUT_CLEANUP_ENABLED": "maybe"}, "ROLLOUT_CLEANUP_ENABLED"),
+    ({"MAX_STAGES": "2"}, "MAX_STAGES"),
+    ({"GDRIVE_PATH": None}, "GDRIVE_PATH is not set"),
+    ({"GDRIVE_PATH": "{file}"}, "must be a folder"),
+    ({"GDRIVE_PATH": "{missing}/x"}, "does not exist"),
+    ({"GDRIVE_PATH": "/proc/rl-swarm"}, "not writable"),
+]
+
+
+@pytest.mark.parametrize(("settings", "says"), CLI_ERRORS, ids=[says for _, says in CLI_ERRORS])
+def test_the_program_ends_with_code_2_and_one_line(settings: dict[str, str | None], says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment: dict[str, str | None] = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
+    environment |= settings
+    given = {k: v.format(file=tmp_path / "file", missing=tmp_path / "no") for k, v in environment.items() if v is not None}
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_swarm.cli", "coordinate"], env=given, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
