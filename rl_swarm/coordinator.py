@@ -1,0 +1,210 @@
+"""Announces rounds, and does nothing else: no model, no data, no torch.
+
+It resumes from the newest round in the store, catches up if workers went ahead, and never rewinds. Two coordinators
+do no harm: every round number is written once, and the one with the lower epoch stands down.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from rl_swarm.clock import Clock
+from rl_swarm.errors import BadDocument, StoreAway
+from rl_swarm.journal import Journal
+from rl_swarm.randomness import generator
+from rl_swarm.store import Store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Rounds, rounds_with_rewards, submitted
+from rl_swarm.worker import Stop
+
+POLL_SECONDS = 1.0
+LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    node_id: str
+    max_rounds: int = 2000
+    round_interval: float = 60.0
+    advance: str = "hybrid"
+
+
+class StoodDown(Exception):
+    """Another coordinator with a higher epoch has taken over."""
+
+
+class Coordinator:
+    def __init__(
+        self, settings: CoordinatorSettings, store: Store, layout: Layout, journal: Journal, clock: Clock, stop: Stop | None = None
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.layout = layout
+        self.journal = journal
+        self.clock = clock
+        self.stop = stop or Stop()
+        self.rounds = Rounds(store, layout)
+        self.liveness = Liveness(clock, LIVENESS_INTERVALS * settings.round_interval)
+        self.session = secrets.token_hex(8)
+        self.epoch = 0
+        self.workers: set[str] = set()
+        self._others: set[str] = set()  # registered, but no workers
+        self._jitter = generator("poll", settings.node_id)
+        self._next_roll_call = 0.0
+
+    def run(self) -> str:
+        """Announce rounds until the last one closes or a stop is asked for; return how it ended."""
+        number = -1
+        try:
+            number = self._begin()
+            while not self.stop.requested:
+                number = self._keep_open(number)
+                if self.stop.requested:
+                    break
+                if number + 1 >= self.settings.max_rounds:
+                    return self._finish("complete", number)
+                number = self._announce(number + 1)
+        except StoodDown as reason:
+            self.journal.say(str(reason))
+            self.journal.event("stood_down", round=number)
+            self.journal.state("stood down", number)
+            return "stood down"
+        except BaseException as failure:
+            self.journal.error(failure, number)
+            raise
+        return self._finish("stopped", number)
+
+    def _begin(self) -> int:
+        """Resume where the swarm is: the newest announcement, or a higher round that workers reached by themselves."""
+        while True:
+            try:
+                newest = self.rounds.survey()
+                self.epoch = newest.epoch + 1 if newest else 1
+                reached = max(newest.round if newest else -1, self._highest_with_rewards())
+                self._roll_call()
+                break
+            except StoreAway as away:
+                self._wait(f"waiting for the store: {away}", -1)
+                if self.stop.requested:
+                    return -1
+        self.journal.event("started", round=reached, epoch=self.epoch)
+        if newest is None:
+            return self._announce(min(max(reached, 0), self.settings.max_rounds - 1))
+        self.journal.say(f"resuming at round {newest.round}, epoch {self.epoch}")
+        return self._catch_up(newest.round, reached)
+
+    def _announce(self, number: int) -> int:
+        """Open a round; return the round that is open now, which is higher if that number's file cannot be read."""
+        while not self.stop.requested:
+            try:
+                mine = Announcement(
+                    round=number,
+                    coordinator=self.settings.node_id,
+                    session=self.session,
+                    epoch=self.epoch,
+                    opened_at=self.clock.wall(),
+                    live=sorted(self.liveness.live() & self.workers),
+                    submitted_before=sorted(submitted(self.store, self.layout, number - 1)) if number else [],
+                )
+                found = self.rounds.announce(mine)
+                if found.session != self.session and found.seniority > mine.seniority:
+                    raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
+                self._show(number, "running")
+                self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
+                self.journal.event("round_opened", round=number, live=len(mine.live))
+                return number
+            except BadDocument:
+                number += 1  # the number is taken by a file that cannot be read: go past it, never over it
+            except StoreAway as away:
+                self._wait(f"waiting for the store: {away}", number)
+        return number - 1
+
+    def _keep_open(self, number: int) -> int:
+        """Wait until the round may close; return it, or a higher round that workers have reached."""
+        opened = self.clock.monotonic()
+        first_submission: float | None = None
+        next_look = opened + self.settings.round_interval
+        while not self.stop.requested:
+            try:
+                done = submitted(self.store, self.layout, number)
+                self._take_signs(done, number)
+                if self.clock.monotonic() >= next_look:
+                    next_look = self.clock.monotonic() + self.settings.round_interval
+                    reached = self._highest_with_rewards()
+                    if reached > number:
+                        return self._catch_up(number, reached)
+                now = self.clock.monotonic()
+                first_submission = first_submission or (now if done else None)
+                waiting_for = self._waiting_for(done, now - opened, now - first_submission if first_submission else None)
+            except StoreAway as away:
+                waiting_for = f"the store: {away}"
+            if not waiting_for:
+                return number
+            self._wait(f"waiting for {waiting_for}", number)
+        return number
+
+    def _waiting_for(self, done: set[str], open_seconds: float, since_first: float | None) -> str:
+        """What keeps the round open, in words; empty when it may close."""
+        interval = self.settings.round_interval
+        if self.settings.advance == "timer":
+            return "" if open_seconds >= interval else "the timer"
+        missing = (self.liveness.live() & self.workers) - done
+        if since_first is None:
+            return f"{len(missing)} workers" if missing else "workers: none is live, start one"
+        if not missing or since_first >= interval:
+            return ""
+        names = ", ".join(sorted(missing)[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        return f"{names} ({len(done)} submitted)"
+
+    def _take_signs(self, done: set[str], number: int) -> None:
+        for node_id in done:
+            self.workers.add(node_id)
+            self.liveness.sign(node_id, "reward", number)
+        if self.clock.monotonic() >= self._next_roll_call:
+            self._roll_call()
+        for node_id in (self.liveness.silent() & self.workers) - done:
+            sequence = newest_heartbeat(self.store, self.layout, node_id)
+            if sequence is not None:
+                self.liveness.sign(node_id, "heartbeat", sequence)
+
+    def _roll_call(self) -> None:
+        """Find new registrations; a new worker counts as live from the moment it is seen."""
+        self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
+        for node_id in registered(self.store, self.layout) - self.workers - self._others:
+            registration = read_registration(self.store, self.layout, node_id)
+            if registration is None:
+                continue  # not all there yet
+            if registration.node_role == "worker":
+                self.workers.add(node_id)
+                self.liveness.sign(node_id, "registration", 0)
+            else:
+                self._others.add(node_id)
+
+    def _highest_with_rewards(self) -> int:
+        return next(iter(rounds_with_rewards(self.store, self.layout)), -1)
+
+    def _catch_up(self, number: int, reached: int) -> int:
+        """Workers went ahead: announce every round up to theirs, so that there are no holes and probing by name finds its way."""
+        for missing in range(number + 1, min(reached, self.settings.max_rounds - 1) + 1):
+            self.journal.event("adopted", round=missing)
+            number = self._announce(missing)
+        return number
+
+    def _wait(self, doing: str, number: int) -> None:
+        self.journal.state(doing[:200], number)
+        self.clock.sleep(min(POLL_SECONDS, self.settings.round_interval / 20) * (0.5 + self._jitter.random()))
+
+    def _show(self, number: int, status: str) -> None:
+        state = CurrentState(number, self.clock.wall(), self.settings.node_id, self.layout.experiment_name, status)
+        self.rounds.write_current(state)
+
+    def _finish(self, outcome: str, number: int) -> str:
+        try:
+            if number >= 0:
+                self._show(number, "complete" if outcome == "complete" else "running")
+        except StoreAway:
+            self.journal.say("the store is away: current_state.json could not be written, the rounds themselves are safe")
+        self.journal.event(outcome, round=number)
+        self.journal.state(outcome, number)
+        self.journal.say(f"coordinator {outcome} at round {number}")
+        return outcome

@@ -1,0 +1,195 @@
+"""What a node writes about itself: metrics, events, progress and console lines.
+
+On a local disk each journal is a file that grows in place (`tail -f` works). Elsewhere a growing file cannot be trusted, so lines
+are collected into numbered segments, published through the spool, and merged under the documented name when the node
+stops. `progress.py` reads both. The training loop never reads any of it.
+"""
+
+import contextlib
+import json
+import platform
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rl_swarm import __version__, progress
+from rl_swarm.clock import Clock
+from rl_swarm.errors import StoreAway
+from rl_swarm.store import Store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.publisher import Publisher
+
+SEGMENT_SECONDS = 30.0
+
+
+class Stream:
+    """One journal of a node: lines go in, in order, and none is lost when a write fails."""
+
+    def __init__(self, store: Store, key: str, publisher: Publisher, clock: Clock) -> None:
+        self.store = store
+        self.key = key
+        self.publisher = publisher
+        self.clock = clock
+        self.path = store.local_path(key)
+        self._lines: list[str] = []
+        self._last_flush = clock.monotonic()
+        self._sequence = 0
+
+    def append(self, line: str) -> None:
+        self._lines.append(line)
+        if self.path or self.clock.monotonic() - self._last_flush >= SEGMENT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._lines:
+            return
+        text = "".join(line + "\n" for line in self._lines).encode("utf-8", "backslashreplace")
+        if self.path:
+            if not self._append_in_place(text):
+                return
+        else:
+            self.publisher.put(Layout.segment(self.key, self._next_sequence()), text)
+        self._lines = []
+        self._last_flush = self.clock.monotonic()
+
+    def merge(self) -> None:
+        """Put all segments under the documented name, then remove them; a reader in between counts nothing twice."""
+        segments = progress.segment_keys(self.store, self.key)
+        if self.path or not segments:
+            return
+        lines = progress.lines(self.store, self.key)
+        self.store.rewrite(self.key, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
+        for segment in segments:
+            self.store.delete(segment)
+
+    def _next_sequence(self) -> int:
+        """Beyond the time of day and beyond what the store has: a node that comes back, even with an empty disk, reuses none."""
+        if self._sequence == 0:
+            with contextlib.suppress(StoreAway):
+                self._sequence = progress.newest_segment(self.store, self.key)
+        self._sequence = max(self._sequence + 1, int(self.clock.wall()))
+        return self._sequence
+
+    def _append_in_place(self, text: bytes) -> bool:
+        assert self.path is not None
+        try:
+            with self.path.open("ab") as file:  # never makes folders: a store that was moved away is not made anew
+                file.write(text)
+        except OSError:  # disk full or folder gone: the lines stay in memory and go out with the next one
+            self.publisher.counters["journal_retries"] += 1
+            return False
+        return True
+
+
+class Journal:
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        node_id: str,
+        publisher: Publisher,
+        clock: Clock,
+        console: Callable[[str], None] | None = print,
+    ) -> None:
+        self.store = store
+        self.layout = layout
+        self.node_id = node_id
+        self.clock = clock
+        self.console = console
+        self.doing = ("starting", -1)
+        self._started = clock.monotonic()
+
+        def stream(key: str) -> Stream:
+            return Stream(store, key, publisher, clock)
+
+        self._metrics = stream(layout.log(node_id, "metrics.jsonl"))
+        self._events = stream(layout.log(node_id, "training_events.jsonl"))
+        self._progress = stream(layout.progress(node_id))
+        self._out = stream(layout.log(node_id, "stdout.log"))
+        self._err = stream(layout.log(node_id, "stderr.log"))
+        if self._metrics.path:
+            self._metrics.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        """One line a round."""
+        head = {"timestamp": self.clock.wall(), "node_id": self.node_id, "experiment": self.layout.experiment_name}
+        self._metrics.append(_line(head | row))
+
+    def event(self, event_type: str, **data: Any) -> None:
+        row = {
+            "timestamp": self.clock.wall(),
+            "event_type": event_type,
+            "node_id": self.node_id,
+            "experiment": self.layout.experiment_name,
+            "data": data,
+        }
+        self._events.append(_line(row))
+
+    def progress(self, event: str, round_number: int, reward: float | None = None) -> None:
+        row = {
+            "timestamp": self.clock.wall(),
+            "elapsed_seconds": round(self.clock.monotonic() - self._started, 3),
+            "event": event,
+            "round": round_number,
+            "reward": reward,
+            "memory_gb": round(memory_gb(), 3),
+        }
+        self._progress.append(_line(row))
+
+    def state(self, doing: str, round_number: int) -> None:
+        """Say what the node is doing or waiting for, once when it changes."""
+        if (doing, round_number) != self.doing:
+            self.doing = (doing, round_number)
+            self.event("state", doing=doing, round=round_number)
+
+    def say(self, line: str) -> None:
+        if self.console:
+            self.console(line)
+        self._out.append(line)
+
+    def error(self, failure: BaseException, round_number: int) -> None:
+        """Record what ended this node, before it is raised further."""
+        text = "".join(traceback.format_exception(failure))
+        self._err.append(text.rstrip("\n"))
+        self.event("error", error=type(failure).__name__, message=str(failure), round=round_number)
+        self.progress("error", round_number)
+        self.state(f"failed: {type(failure).__name__}: {failure}"[:200], round_number)
+
+    def system_info(self, **more: Any) -> None:
+        info = {"rl_swarm": __version__, "python": sys.version.split()[0], "platform": platform.platform()} | more
+        self.store.rewrite(self.layout.log(self.node_id, "system_info.json"), (json.dumps(info, indent=1) + "\n").encode())
+
+    def rewind(self, round_number: int) -> None:
+        """Drop metrics of this round and later, which a resumed node is about to do again, so that no row stands twice.
+
+        Segments are never changed; there the reader takes the last row of a round.
+        """
+        path = self._metrics.path
+        if path and path.exists():
+            kept = [row for row in progress.rows(path.read_text("utf-8").splitlines()) if row.get("round", -1) < round_number]
+            self.store.rewrite(self._metrics.key, "".join(_line(row) + "\n" for row in kept).encode())
+
+    def flush(self) -> None:
+        for stream in self._streams():
+            stream.flush()
+
+    def merge(self) -> None:
+        """At the end, when the spool is empty."""
+        with contextlib.suppress(StoreAway):  # the segments stay then, and every reader knows them
+            for stream in self._streams():
+                stream.merge()
+
+    def _streams(self) -> tuple[Stream, ...]:
+        return (self._metrics, self._events, self._progress, self._out, self._err)
+
+
+def memory_gb() -> float:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 30 if sys.platform == "darwin" else 1 << 20)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"))

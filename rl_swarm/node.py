@@ -1,0 +1,184 @@
+"""Open what any node needs, wire a loop from it, run it under signals, and leave everything consistent.
+
+Only this module, `launch.py` and `cli.py` assemble. Parts that need torch are imported where they are used.
+"""
+
+import os
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from rl_swarm import __version__
+from rl_swarm import config as configuration
+from rl_swarm.clock import SystemClock
+from rl_swarm.config import Config
+from rl_swarm.coordinator import Coordinator, CoordinatorSettings
+from rl_swarm.journal import Journal
+from rl_swarm.local import LocalFolder, claim
+from rl_swarm.store import Store, open_store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Pulse, Registration, register
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.worker import Checkpoints, Evaluate, Policy, Stop, Tasks, Trainer, Worker, WorkerSettings
+
+DRAIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that has joined its experiment and is registered; its loop has not begun."""
+
+    config: Config
+    clock: SystemClock
+    stop: Stop
+    store: Store
+    layout: Layout
+    experiment: Experiment
+    local: LocalFolder
+    publisher: Publisher
+    journal: Journal
+
+    def run(self, loop: Callable[[], str]) -> str:
+        """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
+        with self._signals():
+            try:
+                return loop()
+            finally:
+                self.journal.flush()
+                self.publisher.close(DRAIN_SECONDS)
+                self.journal.merge()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGTERM or Ctrl-C asks the loop to stop at the next step; a second one ends it at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stop.requested:
+                raise KeyboardInterrupt
+            self.stop.requested = True
+            self.clock.wake()
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def load_config(
+    environment: Mapping[str, str], flags: Mapping[str, str | None], tasks_version: str
+) -> tuple[Config, Store, Experiment]:
+    """Settings of this node, with the experiment's own beneath what is said here; publishes them if this node is the first."""
+    config = configuration.load(environment, flags)
+    configuration.require(config, "store", "experiment")
+    store = open_store(config.store_url)
+    layout = Layout(config.experiment_name)
+    found = experiments.read(store, layout)
+    if found is not None:
+        config = configuration.load(environment, flags, found.settings)
+        experiments.check(config, found, tasks_version)
+        return config, store, found
+    published = experiments.publish(store, layout, config, tasks_version, store.clock)
+    return configuration.load(environment, flags, published.settings), store, published
+
+
+def open_node(
+    environment: Mapping[str, str],
+    flags: Mapping[str, str | None],
+    *,
+    tasks_version: str,
+    console: Callable[[str], None] | None = print,
+) -> Node:
+    config, store, experiment = load_config(environment, flags, tasks_version)
+    clock = SystemClock()
+    store.clock = clock
+    layout = Layout(config.experiment_name)
+    local = claim(config, experiment)
+    config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
+    pulse = Pulse(store, layout, local.node_id, clock)
+    publisher = Publisher(
+        store, local.spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=max(1.0, config.round_interval / 2)
+    )
+    journal = Journal(store, layout, local.node_id, publisher, clock, console)
+    for warning in config.warnings:
+        journal.say(f"warning: {warning}")
+    session = secrets.token_hex(8)
+    register(
+        store,
+        layout,
+        Registration(local.node_id, config.role, clock.wall(), config.model, local.node_id, __version__, session),
+    )
+    journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
+    journal.state("starting", -1)
+    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal)
+
+
+def make_coordinator(node: Node) -> Coordinator:
+    settings = CoordinatorSettings(
+        node.local.node_id, node.config.max_rounds, node.config.round_interval, node.config.round_advance
+    )
+    return Coordinator(settings, node.store, node.layout, node.journal, node.clock, node.stop)
+
+
+def make_worker(
+    node: Node,
+    *,
+    tasks: Tasks,
+    policy: Policy,
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    evaluate: Evaluate | None = None,
+) -> Worker:
+    config = node.config
+    exchange = Exchange(
+        node.store,
+        node.layout,
+        node.publisher,
+        tasks.verify,
+        node.clock,
+        ExchangeSettings(
+            node_id=node.local.node_id,
+            frequency=config.publish_frequency,
+            window=config.window,
+            fetch_peers=config.fetch_peers,
+            fetch_seconds=config.fetch_seconds,
+            cache=config.fetch_cache,
+            model=config.model,
+            tasks_version=node.experiment.tasks_version,
+        ),
+        node.local.quarantine,
+    )
+    settings = WorkerSettings(
+        node_id=node.local.node_id,
+        seed=config.seed,
+        max_rounds=config.max_rounds,
+        own_count=config.own_count,
+        external_count=config.external_count,
+        group_size=config.group_size,
+        window=config.window,
+        round_interval=config.round_interval,
+        checkpoint_interval=config.checkpoint_interval,
+        eval_interval=config.eval_interval,
+    )
+    return Worker(
+        settings,
+        tasks=tasks,
+        policy=policy,
+        trainer=trainer,
+        rounds=Rounds(node.store, node.layout),
+        exchange=exchange,
+        publisher=node.publisher,
+        journal=node.journal,
+        checkpoints=checkpoints,
+        clock=node.clock,
+        stop=node.stop,
+        evaluate=evaluate,
+    )

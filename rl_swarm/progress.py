@@ -1,0 +1,157 @@
+"""Read a run: its journals, and what every node is doing. For people and programs; it changes nothing.
+
+The one reader of journals, whether they grew in place or came as segments. A line is counted once however often it is stored, and
+of several metric rows for one round the last counts (a node that was killed does a round again).
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.errors import NotFound
+from rl_swarm.store import Store
+from rl_swarm.swarm.layout import Layout, sequence_of_file
+from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
+from rl_swarm.swarm.rounds import Rounds
+
+TAIL_BYTES = 64 << 10
+
+
+def segment_keys(store: Store, key: str) -> list[str]:
+    """The segments of a journal in the order in which they were written."""
+    folder = Layout.segments(key)
+    names = {name for name in store.list(folder) if sequence_of_file(name) is not None}
+    return [f"{folder}/{name}" for name in sorted(names, key=lambda name: sequence_of_file(name) or 0)]
+
+
+def newest_segment(store: Store, key: str) -> int:
+    return max((sequence_of_file(part.rpartition("/")[2]) or 0 for part in segment_keys(store, key)), default=0)
+
+
+def lines(store: Store, key: str) -> list[str]:
+    """Every line of a journal, once."""
+    text = []
+    keys = [key] if store.local_path(key) else [key, *segment_keys(store, key)]
+    for part in keys:
+        try:
+            text.append(store.get(part).decode("utf-8", "replace"))
+        except NotFound:
+            continue
+    return list(dict.fromkeys(line for part in text for line in part.splitlines()))
+
+
+def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
+    """The JSON objects among the lines; the last line of a killed node may be half a line and is left out."""
+    found = []
+    for line in journal_lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
+    """The newest rows of a journal, without reading all of it."""
+    path = store.local_path(key)
+    if path:
+        return rows(_tail(path))
+    for part in [*reversed(segment_keys(store, key)), key]:
+        try:
+            return rows(store.get(part).decode("utf-8", "replace").splitlines())
+        except NotFound:
+            continue
+    return []
+
+
+def metrics(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
+    """One row a round, in order."""
+    by_round = {row["round"]: row for row in rows(lines(store, layout.log(node_id, "metrics.jsonl"))) if "round" in row}
+    return [by_round[number] for number in sorted(by_round)]
+
+
+def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
+    return rows(lines(store, layout.log(node_id, "training_events.jsonl")))
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return text if size <= TAIL_BYTES else text[1:]
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    node_id: str
+    role: str
+    model: str
+    doing: str
+    since: float | None
+    round: int | None
+    reward: float | None
+    last_sign: float | None
+
+
+@dataclass(frozen=True)
+class ExperimentStatus:
+    experiment: str
+    status: str
+    round: int | None
+    opened_at: float | None
+    nodes: tuple[NodeStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
+    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them."""
+    rounds = Rounds(store, layout)
+    newest = rounds.survey()
+    current = rounds.read_current()
+    nodes = tuple(node_status(store, layout, node_id) for node_id in sorted(registered(store, layout)))
+    highest = max((node.round for node in nodes if node.round is not None), default=None)
+    return ExperimentStatus(
+        experiment=layout.experiment_name,
+        status=current.status if current else ("running" if nodes else "empty"),
+        round=newest.round if newest else highest,
+        opened_at=newest.opened_at if newest else None,
+        nodes=nodes,
+    )
+
+
+def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
+    registration = read_registration(store, layout, node_id)
+    recent = last_rows(store, layout.log(node_id, "training_events.jsonl"))
+    state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
+    measured = last_rows(store, layout.log(node_id, "metrics.jsonl"))
+    last: dict[str, Any] = measured[-1] if measured else {}
+    signs = [row.get("timestamp") for row in (state, last, recent[-1] if recent else {})]
+    signs.append(registration.registered_at if registration else None)
+    sequence = newest_heartbeat(store, layout, node_id)
+    beat = read_heartbeat(store, layout, node_id, sequence) if sequence is not None else None
+    doing, since, round_number = state.get("data", {}).get("doing"), state.get("timestamp"), state.get("data", {}).get("round")
+    if beat and beat.sent_at > (since or 0):
+        signs.append(beat.sent_at)
+        if beat.doing != doing:
+            doing, since, round_number = beat.doing, beat.sent_at, beat.round
+    return NodeStatus(
+        node_id=node_id,
+        role=registration.node_role if registration else "unknown",
+        model=registration.model if registration else "",
+        doing=doing or "registered",
+        since=since,
+        round=round_number if round_number is None or round_number >= 0 else None,
+        reward=last.get("reward"),
+        last_sign=max((sign for sign in signs if sign is not None), default=None),
+    )

@@ -1,0 +1,390 @@
+"""The loop of a node: Algorithm 1 of Swarm sAmpling Policy Optimization (arXiv:2509.08721, section 3), with everything it needs as
+arguments, so that it imports no torch and a simulation runs this very loop.
+
+It departs from the paper in that rounds are labels: a node never waits for a peer, takes external rollouts from a window of
+rounds, and goes on alone when there is no coordinator or no store.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
+from typing import Any, Protocol
+
+from rl_swarm.clock import Clock
+from rl_swarm.document import seal
+from rl_swarm.errors import StoreAway
+from rl_swarm.journal import Journal
+from rl_swarm.randomness import generator, key
+from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.selection import Batch, choose
+from rl_swarm.swarm.exchange import Exchange
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Reward, Rounds, newest_of_others
+
+POLL_SECONDS = 1.0
+BARREN_ROUNDS = 20
+PATIENCE_INTERVALS = (
+    1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
+)
+
+
+class Tasks(Protocol):
+    counters: Counter[str]
+
+    def draw(self, count: int) -> list[Question]: ...
+    def score(self, question: Question, text: str) -> float: ...
+    def verify(self, rollout: Rollout) -> Rollout: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Policy(Protocol):
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterable[tuple[Completion, ...]]: ...
+
+
+class Trainer(Protocol):
+    @property
+    def policy_version(self) -> int: ...
+    def update(self, batch: Sequence[Rollout]) -> dict[str, float]: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Checkpoints(Protocol):
+    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
+    def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None: ...
+
+
+class Evaluate(Protocol):
+    def __call__(self, round_number: int) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    node_id: str
+    seed: int = 42
+    max_rounds: int = 2000
+    own_count: int = 8
+    external_count: int = 0
+    group_size: int = 8
+    window: int = 3
+    round_interval: float = 60.0
+    checkpoint_interval: int = 10
+    eval_interval: int = 0
+
+
+class Stop:
+    """Asked for by a signal, obeyed between the steps of a round."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+class Stopped(Exception):
+    """Leaves a round that was asked to stop; the round counts as not begun."""
+
+
+class Worker:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        tasks: Tasks,
+        policy: Policy,
+        trainer: Trainer,
+        rounds: Rounds,
+        exchange: Exchange,
+        publisher: Publisher,
+        journal: Journal,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        stop: Stop | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.policy = policy
+        self.trainer = trainer
+        self.rounds = rounds
+        self.exchange = exchange
+        self.publisher = publisher
+        self.journal = journal
+        self.checkpoints = checkpoints
+        self.clock = clock
+        self.stop = stop or Stop()
+        self.evaluate = evaluate
+        self.totals: Counter[str] = Counter()
+        self._patient = True
+        self._next_survey = 0.0
+        self._barren = 0
+        self._jitter = generator("wait", settings.node_id)
+        self._boundary: tuple[int, dict[str, Any]] = (0, {})
+        self._saved_at = 0
+        self._evaluated_at = 0
+
+    def run(self) -> str:
+        """Work until the swarm's round reaches the limit or a stop is asked for; return how it ended."""
+        number = self._begin()
+        self.journal.progress("training_started", number)
+        try:
+            while number < self.settings.max_rounds and not self.stop.requested:
+                self.play(number)
+                self._mark_boundary(number + 1)
+                if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
+                    self._save()
+                number = self._next_round(number)
+        except Stopped:
+            pass
+        except BaseException as failure:
+            self.journal.error(failure, number)
+            raise
+        outcome = "complete" if number >= self.settings.max_rounds else "stopped"
+        self._finish(outcome, number)
+        return outcome
+
+    def play(self, number: int) -> None:
+        """One round: draw, answer, publish, gather, score, choose, update, record."""
+        watch = Stopwatch(self.clock)
+        self.journal.progress("round_start", number)
+        self._step("generating", number)
+        own = self._answer(self.tasks.draw(self.settings.own_count), number, watch)
+        self.exchange.end_stage()
+
+        self._step("gathering", number)
+        chooser = generator(self.settings.seed, self.settings.node_id, number, "choose")
+        pool = self.exchange.gather(number, self.settings.external_count, chooser)
+        watch.lap("store")
+        watch.move("store", "score", self.exchange.take_verify_seconds())
+        batch = choose(own, pool, self.settings.external_count, chooser)
+
+        self._step("training", number)
+        learnt = self.trainer.update(batch.rollouts)
+        self.exchange.mark_used(batch.external)
+        self.exchange.policy_version = self.trainer.policy_version
+        watch.lap("train")
+
+        reward = self._submit(own, number)
+        self.exchange.end_round()
+        watch.lap("store")
+        self._record(number, reward, own, batch, learnt, watch)
+
+    def _answer(self, questions: list[Question], number: int, watch: "Stopwatch") -> list[Rollout]:
+        """Answer and score; each rollout is offered to the exchange as soon as it exists."""
+        own = []
+        seed = key(self.settings.seed, self.settings.node_id, number, "sample")
+        for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
+            watch.lap("generate")
+            question = questions[slot]
+            scored = tuple(replace(done, reward=self.tasks.score(question, done.text)) for done in completions)
+            rollout = Rollout(question, scored, self.settings.node_id, number, slot=slot)
+            watch.lap("score")
+            self.exchange.offer(rollout)
+            watch.lap("store")
+            own.append(rollout)
+        return own
+
+    def _submit(self, own: list[Rollout], number: int) -> float:
+        """The reward of a round is the mean over own completions only: mixing in chosen ones of peers would flatter it."""
+        rewards = [reward for rollout in own for reward in rollout.rewards]
+        document = Reward(self.settings.node_id, number, fmean(rewards), len(rewards), self.clock.wall())
+        self.publisher.put(self.rounds.layout.reward(number, self.settings.node_id), seal(document))
+        return document.reward
+
+    def _record(
+        self, number: int, reward: float, own: list[Rollout], batch: Batch, learnt: dict[str, float], watch: "Stopwatch"
+    ) -> None:
+        rewards = [value for rollout in own for value in rollout.rewards]
+        tokens = sum(done.tokens for rollout in own for done in rollout.completions)
+        self.totals.update(rounds=1, completions=len(rewards), tokens=tokens, external_used=len(batch.external))
+        evaluated = self._evaluate(number + 1) if self._due(number + 1) else {}
+        row = {
+            **learnt,
+            **evaluated,
+            "round": number,
+            "reward": reward,
+            "reward_std": pstdev(rewards),
+            "informative": len(batch.own),
+            "own_used": len(batch.own),
+            "external_wanted": self.settings.external_count,
+            "external_used": len(batch.external),
+            "external_age": _mean(number - rollout.round for rollout in batch.external),
+            "external_ids": [rollout.id for rollout in batch.external],
+            "external_reward": _mean(value for rollout in batch.external for value in rollout.rewards),
+            "own_ids": [rollout.id for rollout in batch.own],
+            "rejected": dict(self.exchange.rejected),
+            "policy_version": self.trainer.policy_version,
+            "tokens": tokens,
+            "tokens_per_s": tokens / max(watch.seconds["generate"], 1e-9),
+            "reward_by_task": _mean_by_task(own),
+            "store": dict(self.exchange.store.counts),
+            "pending": self.publisher.pending,
+            "seconds": watch.seconds,
+        }
+        self.journal.metrics(row)
+        self.journal.progress("round_complete", number, reward)
+        self.journal.say(
+            f"round {number}: reward {reward:.3f}, own {len(batch.own)}/{self.settings.own_count}, "
+            f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+        )
+        self._warn_if_barren(batch, number)
+
+    def _warn_if_barren(self, batch: Batch, number: int) -> None:
+        self._barren = 0 if batch.rollouts else self._barren + 1
+        if self._barren == BARREN_ROUNDS:
+            self._barren = 0
+            self.journal.event("nothing_informative", round=number, rounds=BARREN_ROUNDS)
+            self.journal.say(
+                f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
+                "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+            )
+
+    def _due(self, number: int) -> bool:
+        interval = self.settings.eval_interval
+        return bool(self.evaluate and interval and number - self._evaluated_at >= interval)
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        assert self.evaluate is not None
+        self._step("evaluating", number)
+        result = self.evaluate(number)
+        self._evaluated_at = number
+        self.journal.event("evaluation", round=number, **result)
+        return result
+
+    # Which round comes next (DESIGN: rounds are labels, a missing coordinator costs time once)
+
+    def _begin(self) -> int:
+        """Restore what this node was, and find the round to start with."""
+        restored = self.checkpoints.restore()
+        number = 0
+        if restored:
+            number, node_state, trainer_state = restored
+            self.trainer.restore(trainer_state)
+            self.tasks.restore(node_state["tasks"])
+            self.exchange.restore(node_state["exchange"])
+            self.totals = Counter(node_state["totals"])
+            self._barren = node_state["barren"]
+            self._evaluated_at = node_state["evaluated_at"]
+            self._saved_at = number
+            self.exchange.policy_version = self.trainer.policy_version
+        self._mark_boundary(number)
+        self.journal.rewind(number)
+        self.journal.event("started", resumed=bool(restored), round=number)
+        if not restored and self.evaluate and self.settings.eval_interval:
+            self._evaluate(0)
+        try:
+            announced = self.rounds.survey()
+            self._patient = announced is not None
+            newest = (
+                announced.round
+                if announced
+                else newest_of_others(self.rounds.store, self.rounds.layout, self.settings.node_id, self.settings.window)
+            )
+        except StoreAway:
+            newest = None
+        self._next_survey = self.clock.monotonic() + self.settings.round_interval
+        return max(number, newest or 0)
+
+    def _next_round(self, number: int) -> int:
+        """The newest round announced above `number`; without one, wait once at most, then go on with the next by itself."""
+        if number + 1 >= self.settings.max_rounds:
+            return number + 1
+        began = self.clock.monotonic()
+        while True:
+            self.publisher.check()
+            announced = self._look_for_round(number)
+            if announced is not None:
+                return announced
+            deadline = began + (PATIENCE_INTERVALS * self.settings.round_interval if self._patient else 0.0)
+            if self.clock.monotonic() >= deadline:
+                if self._patient:
+                    self.journal.event("went_on_alone", round=number + 1, waited_seconds=self.clock.monotonic() - began)
+                self._patient = False
+                return number + 1
+            self._step("waiting for the next round to be announced", number + 1)
+            self._pause(deadline)
+
+    def _look_for_round(self, number: int) -> int | None:
+        """A round announced above `number`. Hearing of any new announcement makes the node patient again."""
+        known = self.rounds.newest
+        try:
+            announced = self.rounds.advance(number)
+            if announced is None and self.clock.monotonic() >= self._next_survey:
+                # Probing by name crosses no gap, and cannot find a coordinator that started somewhere else.
+                self._next_survey = self.clock.monotonic() + self.settings.round_interval
+                announced = self.rounds.survey()
+        except StoreAway as away:
+            self.journal.event("store_away", round=number, error=str(away))
+            return None
+        if self.rounds.newest is not known:
+            self._patient = True
+        return announced.round if announced and announced.round > number else None
+
+    def _pause(self, deadline: float) -> None:
+        if not self.publisher.background:
+            self.publisher.pump()
+        step = min(POLL_SECONDS, self.settings.round_interval / 20) * (0.5 + self._jitter.random())
+        self.clock.sleep(max(0.001, min(step, deadline - self.clock.monotonic())))
+
+    # Stopping and saving
+
+    def _step(self, doing: str, number: int) -> None:
+        """Between two steps of a round: a stop asked for by now ends the round here."""
+        if self.stop.requested:
+            raise Stopped
+        self.journal.state(doing, number)
+
+    def _mark_boundary(self, number: int) -> None:
+        """Remember everything but the weights as it is between two rounds; a round that is left half-way counts as not begun."""
+        node_state = {
+            "tasks": self.tasks.state(),
+            "exchange": self.exchange.state(),
+            "totals": dict(self.totals),
+            "barren": self._barren,
+            "evaluated_at": self._evaluated_at,
+        }
+        self._boundary = (number, node_state)
+
+    def _save(self) -> None:
+        number, node_state = self._boundary
+        self.journal.state("saving a checkpoint", number)
+        self.checkpoints.save(number, node_state, self.trainer.state())
+        self._saved_at = number
+
+    def _finish(self, outcome: str, number: int) -> None:
+        self._save()
+        if outcome == "complete":
+            self.journal.progress("training_complete", number - 1)
+        self.journal.event(outcome, round=number, totals=dict(self.totals))
+        self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
+
+
+class Stopwatch:
+    """Seconds by kind of work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.seconds: dict[str, float] = {}
+        self._last = clock.monotonic()
+
+    def lap(self, kind: str) -> None:
+        now = self.clock.monotonic()
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + now - self._last
+        self._last = now
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Count part of a lap under another kind."""
+        self.seconds[source] -= seconds
+        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    collected = list(values)
+    return fmean(collected) if collected else None
+
+
+def _mean_by_task(own: list[Rollout]) -> dict[str, float]:
+    rewards: dict[str, list[float]] = {}
+    for rollout in own:
+        rewards.setdefault(rollout.question.task or "", []).extend(rollout.rewards)
+    return {task: fmean(values) for task, values in sorted(rewards.items())}

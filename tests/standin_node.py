@@ -1,0 +1,35 @@
+"""A node in a real process: the shipped loops and assembly, with stand-ins for what learns.
+
+python -m tests.standin_node    (settings come from the environment; STANDIN_SECONDS is how long a round's answers take)
+"""
+
+import os
+import sys
+
+from rl_swarm.errors import ConfigError
+from rl_swarm.node import make_coordinator, make_worker, open_node
+from tests.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
+
+
+def main() -> int:
+    try:
+        node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if node.config.role == "coordinator":
+        node.run(make_coordinator(node).run)
+        return 0
+    worker = make_worker(
+        node,
+        tasks=StandInTasks(node.local.node_id, node.config.seed),
+        policy=StandInPolicy(float(os.environ.get("STANDIN_SECONDS", "0.2"))),
+        trainer=StandInTrainer(),
+        checkpoints=StandInCheckpoints(node.local.checkpoints),
+    )
+    node.run(worker.run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

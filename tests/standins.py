@@ -1,0 +1,109 @@
+"""Stand-ins for tasks, policy, trainer and checkpoints: the shipped loops run with them, without torch or reasoning-gym."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.errors import BadRollout
+from rl_swarm.randomness import generator, key
+from rl_swarm.rollout import Completion, Question, Rollout
+
+TASKS_VERSION = "stand-in 1"
+
+
+def make_question(seed: int, index: int) -> Question:
+    chance = generator(seed, index)
+    a, b = chance.randrange(1000), chance.randrange(1000)
+    return Question(f"What is {a} + {b}?", str(a + b), "sum", {}, seed, index)
+
+
+class StandInTasks:
+    def __init__(self, node_id: str, seed: int = 42) -> None:
+        self.seed = key("stream", seed, node_id) % (1 << 40)
+        self.cursor = 0
+        self.counters: Counter[str] = Counter()
+
+    def draw(self, count: int) -> list[Question]:
+        self.cursor += count
+        return [make_question(self.seed, index) for index in range(self.cursor - count, self.cursor)]
+
+    def score(self, question: Question, text: str) -> float:
+        return float(text == f"<answer>{question.answer}</answer>")
+
+    def verify(self, rollout: Rollout) -> Rollout:
+        asked = rollout.question
+        if asked.task != "sum":
+            raise BadRollout("task_not_allowed")
+        mine = make_question(asked.seed, asked.index)
+        if mine.prompt != asked.prompt:
+            raise BadRollout("prompt_mismatch")
+        scored = tuple(replace(done, reward=self.score(mine, done.text)) for done in rollout.completions)
+        return replace(rollout, question=mine, completions=scored)
+
+    def state(self) -> dict[str, Any]:
+        return {"cursor": self.cursor}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cursor = state["cursor"]
+
+
+class StandInPolicy:
+    """Answers right half of the time; every group is informative. `seconds` is how long a round's answers take."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:
+        for slot, question in enumerate(questions):
+            time.sleep(self.seconds / len(questions))
+            chance = generator(seed, slot)
+            right = chance.sample(range(group_size), group_size // 2)
+            yield tuple(
+                Completion(f"<answer>{question.answer if number in right else chance.random()}</answer>", tokens=5, logprob=-3.0)
+                for number in range(group_size)
+            )
+
+
+class StandInTrainer:
+    """Its whole model is a number that depends on every rollout it was trained on, in order."""
+
+    def __init__(self) -> None:
+        self.policy_version = 0
+        self.weights = 0
+
+    def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
+        self.policy_version += 1
+        self.weights = key(self.weights, *(rollout.id for rollout in batch))
+        return {"loss": 0.0}
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.policy_version, "weights": self.weights}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.policy_version, self.weights = state["version"], state["weights"]
+
+
+class StandInCheckpoints:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.saved: str | None = None
+
+    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+        self.saved = json.dumps([round, node_state, trainer_state])
+        if self.folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = self.folder / "part"
+            part.write_text(self.saved)
+            part.replace(self.folder / "checkpoint.json")
+
+    def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        if self.folder and (self.folder / "checkpoint.json").exists():
+            self.saved = (self.folder / "checkpoint.json").read_text()
+        if self.saved is None:
+            return None
+        round_number, node_state, trainer_state = json.loads(self.saved)
+        return round_number, node_state, trainer_state

@@ -1,0 +1,222 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm.coordinator import Coordinator, CoordinatorSettings
+from rl_swarm.document import seal
+from rl_swarm.journal import Journal
+from rl_swarm.store.base import Transient
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.layout import Layout, round_of_file
+from rl_swarm.swarm.peers import Pulse, Registration, register
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+from rl_swarm.worker import Stop
+from tests.clocks import VirtualClock
+
+LAYOUT = Layout("trial")
+
+
+class Scripted(VirtualClock):
+    """Runs `script` at every sleep, so that a test can play the workers."""
+
+    def __init__(self, script: Callable[[], None] = lambda: None, limit: float = 10_000.0) -> None:
+        super().__init__()
+        self.began = self.now
+        self.script = script
+        self.limit = limit
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        assert self.now - self.began < self.limit, "the coordinator waits for ever"
+        self.script()
+
+    @property
+    def elapsed(self) -> float:
+        return self.now - self.began
+
+
+def make(store: MemoryStore, clock: VirtualClock, tmp_path: Path, node_id: str = "boss", **settings: Any) -> Coordinator:
+    publisher = Publisher(store, tmp_path / node_id, clock, background=False)
+    journal = Journal(store, LAYOUT, node_id, publisher, clock, console=None)
+    chosen = CoordinatorSettings(node_id, **({"max_rounds": 3, "round_interval": 60.0} | settings))
+    return Coordinator(chosen, store, LAYOUT, journal, clock, Stop())
+
+
+def join(store: MemoryStore, *names: str) -> None:
+    for name in names:
+        register(store, LAYOUT, Registration(name, "worker", 0.0, "m", name, "1", "s"))
+
+
+def submit(store: MemoryStore, number: int, *names: str) -> None:
+    for name in names:
+        store.put(LAYOUT.reward(number, name), seal(Reward(name, number, 0.5, 8, 0.0)))
+
+
+def announced(store: MemoryStore) -> list[int]:
+    return [number for number in map(round_of_file, store.list(LAYOUT.states)) if number is not None]
+
+
+def newest(store: MemoryStore) -> Announcement:
+    found = Rounds(store, LAYOUT).survey()
+    assert found is not None
+    return found
+
+
+def test_a_round_closes_when_all_live_workers_have_submitted(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a", "b")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a", "b"))
+    coordinator = make(store, clock, tmp_path)
+    assert coordinator.run() == "complete"
+    assert announced(store) == [0, 1, 2]
+    assert clock.elapsed < 20
+    assert newest(store).submitted_before == ["a", "b"] == newest(store).live
+    current = coordinator.rounds.read_current()
+    assert current is not None
+    assert (current.round, current.status) == (2, "complete")
+
+
+def test_a_missing_worker_costs_one_interval_a_round_until_it_is_no_longer_live(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a", "dead")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    coordinator = make(store, clock, tmp_path, max_rounds=20)
+    coordinator.run()
+    assert announced(store) == list(range(20))
+    assert 120 < clock.elapsed < 200
+
+
+def test_a_heartbeat_keeps_a_slow_worker_live(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a", "slow")
+    clock = Scripted()
+    pulse = Pulse(store, LAYOUT, "slow", clock)
+
+    def script() -> None:
+        submit(store, newest(store).round, "a")
+        if int(clock.elapsed) % 30 == 0:
+            pulse.beat("training", 0)
+
+    clock.script = script
+    make(store, clock, tmp_path, max_rounds=10).run()
+    assert clock.elapsed > 9 * 55
+    assert newest(store).live == ["a", "slow"]
+
+
+def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:
+    store = MemoryStore()
+    clock = Scripted()
+    coordinator = make(store, clock, tmp_path)
+
+    def script() -> None:
+        if clock.elapsed > 500:
+            coordinator.stop.requested = True
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert announced(store) == [0]
+    assert coordinator.journal.doing[0] == "stopped"
+    coordinator.journal.flush()
+    assert "none is live" in str(store._data)
+
+
+def test_the_timer_closes_a_round_whatever_was_submitted(tmp_path: Path) -> None:
+    clock = Scripted()
+    make(MemoryStore(), clock, tmp_path, advance="timer").run()
+    assert 180 <= clock.elapsed < 190
+
+
+def test_it_resumes_with_a_higher_epoch_and_never_rewinds(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for number in range(2):
+        Rounds(store, LAYOUT).announce(Announcement(number, "boss", "s", 4, 0.0, [], []))
+    join(store, "a")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    make(store, clock, tmp_path, max_rounds=4).run()
+    assert announced(store) == [0, 1, 2, 3]
+    assert newest(store).epoch == 5
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_catches_up_with_workers_that_went_ahead(tmp_path: Path, known: bool) -> None:
+    store = MemoryStore()
+    if known:
+        Rounds(store, LAYOUT).announce(Announcement(0, "boss", "s", 1, 0.0, [], []))
+    join(store, "a")
+    for number in range(8):
+        submit(store, number, "a")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    make(store, clock, tmp_path, max_rounds=10).run()
+    assert announced(store) == (list(range(10)) if known else [7, 8, 9])
+
+
+def test_it_notices_workers_that_go_ahead_while_it_runs(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    clock = Scripted()
+
+    def script() -> None:
+        if clock.elapsed > 30:
+            submit(store, 5, "a")
+
+    clock.script = script
+    make(store, clock, tmp_path, max_rounds=6).run()
+    assert announced(store) == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_two_coordinators_the_older_stands_down(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    younger = make(store, Scripted(), tmp_path, node_id="younger", max_rounds=100)
+    clock = Scripted()
+    older = make(store, clock, tmp_path, node_id="older", max_rounds=100)
+
+    def script() -> None:
+        submit(store, newest(store).round, "a")
+        if newest(store).round == 3 and younger.epoch == 0:
+            younger._begin()
+        if younger.epoch:
+            younger._announce(newest(store).round + 1)
+
+    clock.script = script
+    assert older.run() == "stood down"
+    numbers = announced(store)
+    assert len(numbers) == len(set(numbers)) == max(numbers) + 1
+    assert newest(store).coordinator == "younger"
+
+
+def test_a_number_taken_by_an_unreadable_file_is_passed_over(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    store.put(LAYOUT.round(1), b"junk")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    make(store, clock, tmp_path, max_rounds=4).run()
+    assert store.get(LAYOUT.round(1)) == b"junk"
+    assert newest(store).round == 3
+
+
+def test_a_store_that_goes_away_and_returns_is_waited_for(tmp_path: Path) -> None:
+    class Shaky(MemoryStore):
+        away = False
+
+        def _list(self, folder: str) -> list[str]:
+            if self.away:
+                raise Transient("Errno 107")
+            return super()._list(folder)
+
+    store = Shaky()
+    join(store, "a")
+    clock = Scripted()
+
+    def script() -> None:
+        store.away = 20 < clock.elapsed < 300
+        if not store.away and clock.elapsed > 310:
+            submit(store, newest(store).round, "a")
+
+    clock.script = script
+    store.clock = clock
+    assert make(store, clock, tmp_path).run() == "complete"
+    assert announced(store) == [0, 1, 2]

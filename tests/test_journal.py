@@ -1,0 +1,133 @@
+"""Journals and their reader: in place on a local disk, in segments elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm import progress
+from rl_swarm.clock import Clock
+from rl_swarm.journal import SEGMENT_SECONDS, Journal
+from rl_swarm.store import Store
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.publisher import Publisher
+from tests.clocks import VirtualClock
+
+LAYOUT = Layout("trial")
+
+
+def make(store: Store, tmp_path: Path, clock: Clock) -> Journal:
+    return Journal(store, LAYOUT, "me", Publisher(store, tmp_path / "spool", clock, background=False), clock, console=None)
+
+
+@pytest.fixture(params=["disk", "mount", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    (tmp_path / "store").mkdir()
+    if request.param == "memory":
+        return MemoryStore(clock=VirtualClock())
+    return FolderStore(tmp_path / "store", VirtualClock(), local=request.param == "disk")
+
+
+def test_rows_are_read_back_in_order_and_once_before_and_after_merging(store: Store, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    for life in range(2):
+        journal = make(store, tmp_path, clock)
+        for number in range(10):
+            journal.metrics({"round": life * 10 + number, "reward": 0.5})
+            clock.sleep(SEGMENT_SECONDS / 4)
+        journal.flush()
+        assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
+        journal.merge()
+        assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
+    text = store.get(LAYOUT.log("me", "metrics.jsonl")).decode()
+    assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(20))
+
+
+def test_a_round_done_again_counts_once(store: Store, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    first = make(store, tmp_path, clock)
+    for number in range(5):
+        first.metrics({"round": number, "reward": 0.1})
+    first.flush()
+    clock.sleep(5)
+    second = make(store, tmp_path, clock)
+    second.rewind(3)
+    for number in range(3, 6):
+        second.metrics({"round": number, "reward": 0.9})
+    second.flush()
+    assert [row["reward"] for row in progress.metrics(store, LAYOUT, "me")] == [0.1, 0.1, 0.1, 0.9, 0.9, 0.9]
+
+
+def test_a_disk_journal_grows_in_place_and_survives_half_a_line(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=True)
+    journal = make(store, tmp_path / "local", VirtualClock())
+    journal.metrics({"round": 0})
+    path = tmp_path / LAYOUT.log("me", "metrics.jsonl")
+    assert path.read_text().endswith("\n")
+    path.write_text(path.read_text() + '{"round": 1, "rew')
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
+
+
+def test_lines_written_while_the_disk_refuses_are_kept(tmp_path: Path) -> None:
+    root = tmp_path / "drive"
+    root.mkdir()
+    store = FolderStore(root, VirtualClock(), local=True)
+    journal = make(store, tmp_path, VirtualClock())
+    journal.event("one")
+    root.rename(tmp_path / "away")
+    journal.event("two")
+    assert not root.exists()
+    (tmp_path / "away").rename(root)
+    journal.event("three")
+    assert [row["event_type"] for row in progress.events(store, LAYOUT, "me")] == ["one", "two", "three"]
+
+
+def test_status_names_what_a_node_does_and_since_when(store: Store, tmp_path: Path) -> None:
+    from rl_swarm.swarm.peers import Registration, register
+
+    clock = VirtualClock()
+    register(store, LAYOUT, Registration("me", "worker", clock.wall(), "nano", "me", "1", "s"))
+    assert progress.node_status(store, LAYOUT, "me").doing == "registered"
+    journal = make(store, tmp_path, clock)
+    clock.sleep(10)
+    journal.state("training", 7)
+    journal.metrics({"round": 6, "reward": 0.25})
+    since = clock.wall()
+    clock.sleep(20)
+    journal.state("training", 7)
+    journal.say("still training")
+    journal.flush()
+    status = progress.node_status(store, LAYOUT, "me")
+    assert (status.role, status.model, status.doing, status.since, status.round, status.reward) == (
+        "worker",
+        "nano",
+        "training",
+        since,
+        7,
+        0.25,
+    )
+
+
+def test_the_tail_of_a_long_journal_is_read_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=True)
+    journal = make(store, tmp_path / "local", VirtualClock())
+    for number in range(3000):
+        journal.event("x" * 50, number=number)
+    read: list[dict[str, Any]] = progress.last_rows(store, LAYOUT.log("me", "training_events.jsonl"))
+    assert read[-1]["data"]["number"] == 2999
+    assert len(read) < 1000
+
+
+def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> None:
+    journal = make(store, tmp_path, VirtualClock())
+    try:
+        raise ZeroDivisionError("of weights")
+    except ZeroDivisionError as error:
+        journal.error(error, 4)
+    journal.flush()
+    assert "ZeroDivisionError: of weights" in "\n".join(progress.lines(store, LAYOUT.log("me", "stderr.log")))
+    assert progress.rows(progress.lines(store, LAYOUT.progress("me")))[-1]["event"] == "error"
+    assert progress.node_status(store, LAYOUT, "me").doing.startswith("failed: ZeroDivisionError")

@@ -1,0 +1,41 @@
+import random
+
+from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.selection import choose, informative
+
+
+def rollout(slot: int, *rewards: float, node_id: str = "a") -> Rollout:
+    return Rollout(Question("q"), tuple(Completion("c", reward=reward) for reward in rewards), node_id, 0, slot=slot)
+
+
+def test_crumbs_and_floors_are_not_informative() -> None:
+    assert informative(rollout(0, 0.0, 1.0))
+    assert informative(rollout(0, 0.5, 0.6))
+    assert not informative(rollout(0, 0.01, 0.01, 0.0))
+    assert not informative(rollout(0, 0.0, 0.05))
+    assert not informative(rollout(0, 1.0, 1.0))
+
+
+def test_all_informative_own_and_j_of_the_informative_external() -> None:
+    own = [rollout(0, 0.0, 1.0), rollout(1, 1.0, 1.0)]
+    external = [rollout(slot, 0.0, float(slot % 2), node_id="b") for slot in range(10)]
+    batch = choose(own, external, 3, random.Random(0))
+    assert [chosen.id for chosen in batch.own] == ["a/0/0/0"]
+    assert len(batch.external) == 3 and all(chosen.slot % 2 for chosen in batch.external)
+    assert len(choose(own, external, 99, random.Random(0)).external) == 5
+
+
+def test_the_choice_depends_on_the_generator_and_not_on_the_order_of_arrival() -> None:
+    external = [rollout(slot, 0.0, 1.0) for slot in range(20)]
+    first = choose([], external, 5, random.Random(7))
+    assert first == choose([], external[::-1], 5, random.Random(7))
+    assert first != choose([], external, 5, random.Random(8))
+
+
+def test_the_choice_is_uniform() -> None:
+    external = [rollout(slot, 0.0, 1.0) for slot in range(10)]
+    counts = [0] * 10
+    for seed in range(5000):
+        for chosen in choose([], external, 2, random.Random(seed)).external:
+            counts[chosen.slot] += 1
+    assert all(850 < count < 1150 for count in counts), counts

@@ -1,0 +1,203 @@
+"""The worker loop in this process, on a memory store and a virtual clock."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm import progress
+from rl_swarm.clock import Clock
+from rl_swarm.journal import Journal
+from rl_swarm.rollout import decode
+from rl_swarm.store import Store
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
+from rl_swarm.worker import BARREN_ROUNDS, PATIENCE_INTERVALS, Stop, Worker, WorkerSettings
+from tests.clocks import VirtualClock
+from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
+
+LAYOUT = Layout("trial")
+
+
+def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
+    parts = {name: more.pop(name) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate") if name in more}
+    settings = replace(WorkerSettings(node_id, max_rounds=5, own_count=2, group_size=4), **more)
+    publisher = Publisher(store, tmp_path / node_id, clock, background=False)
+    tasks = StandInTasks(node_id)
+    defaults: dict[str, Any] = {"policy": StandInPolicy(), "trainer": StandInTrainer(), "checkpoints": StandInCheckpoints()}
+    return Worker(
+        settings,
+        tasks=tasks,
+        rounds=Rounds(store, LAYOUT),
+        exchange=Exchange(store, LAYOUT, publisher, tasks.verify, clock, ExchangeSettings(node_id)),
+        publisher=publisher,
+        journal=Journal(store, LAYOUT, node_id, publisher, clock, console=None),
+        clock=clock,
+        **(defaults | parts),
+    )
+
+
+def finish(worker: Worker) -> list[dict[str, Any]]:
+    worker.journal.flush()
+    return progress.metrics(worker.journal.store, LAYOUT, worker.settings.node_id)
+
+
+def announce(store: Store, number: int) -> None:
+    Rounds(store, LAYOUT).announce(Announcement(number, "boss", "s", 1, 0.0, [], []))
+
+
+def test_alone_it_never_waits_and_does_every_round(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    began = clock.now
+    worker = make(store, tmp_path, clock)
+    assert worker.run() == "complete"
+    rows = finish(worker)
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert clock.now == began
+    for row in rows:
+        reward = read_reward(store, LAYOUT, row["round"], "me")
+        assert reward is not None
+        assert reward.reward == row["reward"] == 0.5
+        assert len(decode(store.get(LAYOUT.bundle(row["round"], "me"))).rollouts) == 2
+
+
+def test_the_reward_counts_own_rollouts_only(tmp_path: Path) -> None:
+    class Hopeless(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for group in super().answer(questions, group_size, seed):
+                yield tuple(replace(done, text="no idea") for done in group)
+
+    store, clock = MemoryStore(), VirtualClock()
+    make(store, tmp_path, clock, node_id="clever").run()
+    worker = make(store, tmp_path, clock, policy=Hopeless(), external_count=2)
+    worker.run()
+    rows = finish(worker)
+    assert {row["reward"] for row in rows} == {0.0}
+    assert sum(row["external_used"] for row in rows) > 0
+
+
+def test_j_0_reads_nothing_of_peers_and_learns_the_same_as_without_a_swarm(tmp_path: Path) -> None:
+    alone = make(MemoryStore(), tmp_path / "1", VirtualClock())
+    alone.run()
+    store = MemoryStore()
+    make(store, tmp_path / "2", VirtualClock(), node_id="peer", max_rounds=1).run()
+    among = make(store, tmp_path / "3", VirtualClock())
+    among.run()
+    assert among.trainer.state() == alone.trainer.state()
+
+
+def test_it_follows_the_newest_announced_round(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    for number in range(4):
+        announce(store, number)
+    worker = make(store, tmp_path, clock)
+    worker.run()
+    assert [row["round"] for row in finish(worker)] == [3, 4]
+
+
+def test_a_missing_coordinator_costs_time_once(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    announce(store, 0)
+    began = clock.now
+    worker = make(store, tmp_path, clock, round_interval=60.0)
+    worker.run()
+    waited = clock.now - began
+    assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
+    assert PATIENCE_INTERVALS * 60 <= waited < PATIENCE_INTERVALS * 60 + 2
+    gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
+    assert [row["data"]["round"] for row in gone] == [1]
+
+
+def test_hearing_of_a_round_makes_it_wait_again(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    announce(store, 0)
+
+    class Announcing(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            if self.policy_version == 2:
+                announce(store, 1)
+            return super().update(batch)
+
+    worker = make(store, tmp_path, clock, trainer=Announcing())
+    worker.run()
+    worker.journal.flush()
+    gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
+    assert [row["data"]["round"] for row in gone] == [1, 3]
+
+
+def test_a_stop_leaves_the_round_as_if_it_had_not_begun(tmp_path: Path) -> None:
+    stop = Stop()
+
+    class Stopping(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            if worker.totals["rounds"] == 3:
+                stop.requested = True
+            return super().answer(questions, group_size, seed)
+
+    store, clock, checkpoints = MemoryStore(), VirtualClock(), StandInCheckpoints()
+    worker = make(store, tmp_path, clock, policy=Stopping(), stop=stop, checkpoints=checkpoints)
+    assert worker.run() == "stopped"
+    worker.journal.flush()
+    again = make(store, tmp_path, clock, checkpoints=checkpoints)
+    assert again.run() == "complete"
+    straight = make(MemoryStore(), tmp_path / "straight", VirtualClock())
+    straight.run()
+    assert again.trainer.state() == straight.trainer.state()
+    assert [row["round"] for row in finish(again)] == [0, 1, 2, 3, 4]
+
+
+def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_are_skipped(tmp_path: Path) -> None:
+    saved, evaluated = [], []
+
+    class Recording(StandInCheckpoints):
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            saved.append(round)
+
+    def evaluate(number: int) -> dict[str, float]:
+        evaluated.append(number)
+        return {"held_out": 0.5}
+
+    worker = make(
+        MemoryStore(),
+        tmp_path,
+        VirtualClock(),
+        checkpoints=Recording(),
+        evaluate=evaluate,
+        max_rounds=11,
+        checkpoint_interval=4,
+        eval_interval=5,
+    )
+    worker.run()
+    assert saved == [4, 8, 11]
+    assert evaluated == [0, 5, 10]
+    assert [row["round"] for row in finish(worker) if "held_out" in row] == [4, 9]
+
+
+def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
+    class Perfect(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for question, group in zip(questions, super().answer(questions, group_size, seed), strict=True):
+                yield tuple(replace(done, text=f"<answer>{question.answer}</answer>") for done in group)
+
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Perfect(), max_rounds=BARREN_ROUNDS + 3)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
+
+
+def test_a_failure_is_recorded_and_raised(tmp_path: Path) -> None:
+    class Broken(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            raise ZeroDivisionError("weights")
+
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), trainer=Broken())
+    with pytest.raises(ZeroDivisionError):
+        worker.run()
+    worker.journal.flush()
+    kinds = [row["event_type"] for row in progress.events(worker.journal.store, LAYOUT, "me")]
+    assert "error" in kinds and "complete" not in kinds
