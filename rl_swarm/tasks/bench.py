@@ -1,0 +1,268 @@
+"""Make one question and judge one answer, in this process: a thin layer over reasoning-gym and over own tasks.
+
+It guards against verifiers that execute an answer, raise, or pay for nonsense. It does not guard against code that never
+returns: tasks outside `QUICK` are given to `helper.py`, which runs this same bench in another process.
+"""
+
+import contextlib
+import dataclasses
+import decimal
+import importlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Protocol
+
+from rl_swarm.errors import ConfigError
+from rl_swarm.tasks.gates import gate_for
+from rl_swarm.tasks.spec import PRESETS, TaskSpec, nearest
+
+BLOCK = 500  # questions under one seed: reasoning-gym's default size, since some tasks' items change with another size
+
+# Tasks whose generator and verifier were read (0.1.25): both end soon on any seed and on any admitted answer of limited length,
+# and neither depends on PYTHONHASHSEED. Every other task pays about 0.1 ms a call to run in the helper process.
+# fmt: off
+QUICK = frozenset((
+    "ab", "arc_1d", "base_conversion", "basic_arithmetic", "bf", "binary_matrix", "calendar_arithmetic", "chain_sum",
+    "count_bits", "count_primes", "decimal_arithmetic", "decimal_chain_sum", "fraction_simplification", "gcd", "lcm",
+    "leg_counting", "letter_counting", "products", "propositional_logic", "spell_backward",
+))
+# fmt: on
+
+# Nonsense that no question asks for, in the shapes that verifiers parse. What a verifier pays for one of these is its floor.
+_NONSENSE = ("¤", "-1000000007", "-1000000007/998244353", "[]", "{}")
+
+
+@dataclass
+class Item:
+    """A question as its task made it; `entry` is what the task's own verifier wants to see again."""
+
+    prompt: str
+    answer: str | None
+    entry: dict[str, Any]
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A score from 0 to 1, and the name of the counter for what went wrong, if anything did."""
+
+    score: float
+    problem: str = ""
+
+
+class CannotMake(Exception):
+    """A task has no question at this seed and index; `problem` is the name of a counter."""
+
+    def __init__(self, problem: str, detail: str) -> None:
+        super().__init__(f"{problem}: {detail}")
+        self.problem = problem
+        self.detail = detail
+
+
+class Source(Protocol):
+    """Where the questions of one task come from: reasoning-gym or a file."""
+
+    has_floor: bool
+
+    def make(self, seed: int, index: int) -> Item: ...
+
+    def admits(self, answer: str) -> bool: ...
+
+    def raw_score(self, item: Item, answer: str) -> float: ...
+
+
+class Bench:
+    """The loaded tasks of an experiment; `number` is a task's place in `specs`."""
+
+    def __init__(self, specs: Sequence[TaskSpec]) -> None:
+        self._sources: list[Source] = [OwnSource(spec) if spec.path else GymSource(spec) for spec in specs]
+        self.item: Callable[[int, int, int], Item] = lru_cache(maxsize=1024)(self._make)
+
+    def _make(self, number: int, seed: int, index: int) -> Item:
+        with decimal.localcontext(decimal.DefaultContext):  # decimal_arithmetic sets the precision for whoever comes next
+            try:
+                return self._sources[number].make(seed, index)
+            except CannotMake:
+                raise
+            except Exception as error:  # the generator's own failure: this question does not exist, others do
+                raise CannotMake("question_raised", repr(error)) from error
+
+    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
+        """Score one answer by the task's own verifier, less what that verifier pays for nonsense."""
+        source, item = self._sources[number], self.item(number, seed, index)
+        key = item.answer
+        if key is not None and answer == key.strip():
+            answer = key  # surrounding spaces were stripped from the answer, so they are no part of the comparison
+        if len(answer) > 2000 + 4 * len(key or ""):
+            return Verdict(0.0, "answer_too_long")
+        if not source.admits(answer):
+            return Verdict(0.0)  # not counted: most of what is stopped is a sentence where a value was wanted
+        with decimal.localcontext(decimal.DefaultContext):
+            try:
+                score = float(source.raw_score(item, answer))
+            except Exception:  # the verifier's own failure on this text: it costs the completion, not the run
+                return Verdict(0.0, "scorer_raised")
+            if not 0 <= score <= 1 + 1e-6:  # or not a number; clamping would pay a broken scale in full
+                return Verdict(0.0, "scorer_out_of_range")
+            if score > 0 and answer != key and source.has_floor and score <= _floor(source, item):
+                return Verdict(0.0)
+        return Verdict(min(score, 1.0))
+
+
+def _floor(source: Source, item: Item) -> float:
+    """The most that the verifier pays for an answer that is certainly wrong.
+
+    fraction_simplification pays 0.01 for any text and 0.05 for any fraction; propositional_logic 0.05 for any formula, and 0.25 for
+    any atom when the premises contradict each other. Whatever is no better than nonsense counts as 0; more is left as it is.
+    """
+    if item.floor is None:
+        floor = 0.0
+        for nonsense in _NONSENSE:
+            if item.answer and item.answer.lower() in nonsense:
+                continue  # partial credit for containing the answer is no floor
+            with contextlib.suppress(Exception):  # a verifier that cannot read the nonsense pays nothing for it
+                floor = max(floor, source.raw_score(item, nonsense))
+        item.floor = floor
+    return item.floor
+
+
+class GymSource:
+    """A task of reasoning-gym. A dataset is made once a seed and indexed, since making one costs up to 300 ms."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        registry = gym("factory").DATASETS
+        if spec.name not in registry:
+            known = [*PRESETS, *sorted(registry)]
+            raise ConfigError(f"TASKS names {spec.name!r}, which is no task of reasoning-gym: {nearest(spec.name, known)}")
+        dataset_class, config_class = registry[spec.name]
+        _check_config(spec, config_class)
+        if repair := _REPAIRS.get(spec.name):
+            repair()
+        self.has_floor = dataset_class.score_answer is not gym("dataset").ProceduralDataset.score_answer
+        self.admits = gate_for(spec.name, dataset_class)
+        self._spec = spec
+        self._dataset = lru_cache(maxsize=16)(self._create)
+        try:
+            self._verifier = self._create(0)
+            same = self._verifier[0]["question"] == self._create(0)[0]["question"]
+        except Exception as error:
+            fact = " ".join(str(error).split()) or repr(error)
+            raise ConfigError(f"TASKS has {spec.key!r}, which reasoning-gym refuses ({fact}): change its parameters") from error
+        if not same:  # list_functions
+            raise ConfigError(f"TASKS names {spec.name!r}, which makes other questions of the same seed: leave it out")
+
+    def _create(self, seed: int) -> Any:
+        return gym("factory").create_dataset(self._spec.name, seed=seed, **self._spec.config)
+
+    def make(self, seed: int, index: int) -> Item:
+        dataset = self._dataset(seed)
+        if not 0 <= index < BLOCK:
+            raise CannotMake("question_missing", f"index {index} of {self._spec.name}: a seed has {BLOCK} questions")
+        entry = dataset[index]
+        answer = entry["answer"]
+        if answer == "" and dataset.score_answer("", entry) < 1:  # base_conversion of 0: no text is right
+            raise CannotMake("question_unanswerable", entry["question"])
+        return Item(entry["question"], None if answer is None else str(answer), entry)
+
+    def raw_score(self, item: Item, answer: str) -> float:
+        score: float = self._verifier.score_answer(answer, item.entry)
+        return score
+
+
+class OwnSource:
+    """A task in a file of the user's: `question(seed, index)` and, where an exact match will not do, `score(question, text)`."""
+
+    has_floor = False
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._module = _load(spec)
+        if not callable(getattr(self._module, "question", None)):
+            raise ConfigError(
+                f"TASKS names {spec.path!r}, which has no function question(seed, index): docs/tasks.md has an example"
+            )
+        try:
+            same = self.make(0, 0).prompt == self.make(0, 0).prompt
+        except Exception as error:
+            raise ConfigError(f"TASKS names {spec.path!r}, whose question(0, 0) fails ({error!r}): see docs/tasks.md") from error
+        if not same:
+            raise ConfigError(
+                f"TASKS names {spec.path!r}, whose question(0, 0) differs at every call: use random.Random(seed + index)"
+            )
+
+    def make(self, seed: int, index: int) -> Item:
+        made = self._module.question(seed, index)
+        entry = dict(made) if isinstance(made, dict) else dict(zip(("prompt", "answer"), made, strict=True))
+        prompt, answer = entry["prompt"], entry.get("answer")
+        if not isinstance(prompt, str) or not prompt.strip() or not isinstance(answer, str | None):
+            raise TypeError(f"a prompt must be text and an answer text or None, got {prompt!r} and {answer!r}")
+        return Item(prompt, answer, entry)
+
+    def admits(self, answer: str) -> bool:
+        return True  # it is the user's own code that reads the answer; docs/tasks.md says never to execute it
+
+    def raw_score(self, item: Item, answer: str) -> float:
+        if not hasattr(self._module, "score"):
+            return float(answer == item.answer)
+        score: float = self._module.score(item.entry, answer)
+        return score
+
+
+def gym(module: str) -> Any:
+    """A module of reasoning_gym, imported when first wanted: it takes two or three seconds."""
+    try:
+        return importlib.import_module(f"reasoning_gym.{module}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"TASKS needs the package {error.name!r}, which is not installed: pip install reasoning-gym") from None
+
+
+def _load(spec: TaskSpec) -> ModuleType:
+    module = ModuleType(f"rl_swarm_own_task_{spec.sha256[:16]}")
+    module.__file__ = spec.path
+    sys.modules[module.__name__] = module  # dataclasses look for the module that they are written in
+    try:
+        exec(compile(spec.source, str(spec.path), "exec"), vars(module))
+    except Exception as error:
+        raise ConfigError(f"TASKS names {spec.path!r}, which cannot be loaded ({error!r}): correct the file") from error
+    return module
+
+
+def _check_config(spec: TaskSpec, config_class: type) -> None:
+    """Refuse a parameter that the task lacks, and a value of another kind than its default: the text "no" would pass for true."""
+    defaults = {each.name: each.default for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
+    kinds: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), tuple: (list,)}
+    for name, value in spec.config.items():
+        if name not in defaults:
+            raise ConfigError(f"TASKS has {spec.key!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
+        wanted = kinds.get(type(defaults[name]))
+        if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+            raise ConfigError(
+                f"TASKS has {spec.key!r}, but {value!r} is no {name}: give a value like its default {defaults[name]!r}"
+            )
+
+
+def _common_divisors(a: int, b: int) -> list[int]:
+    divisors: list[int] = []
+    common = math.gcd(a, b)
+    for divisor in importlib.import_module("sympy").divisors(common):
+        if divisor * divisor > common:
+            break
+        divisors.extend([divisor] if divisor * divisor == common else [divisor, common // divisor])
+    return divisors
+
+
+def _repair_basic_arithmetic() -> None:
+    """The same divisors in the same order, hence the same questions; but trial division by every number up to the root of a
+    20-digit number takes from seconds (one question in ten thousand) to hours."""
+    gym("arithmetic.basic_arithmetic").find_common_divisors = _common_divisors
+
+
+def _repair_bf() -> None:
+    """Its compiler prints a dot a question; a name in the module comes before the built-in `print`."""
+    gym("code.contrib.bfit.Compiler.Optimizer").print = lambda *args, **options: None
+
+
+_REPAIRS: dict[str, Callable[[], None]] = {"basic_arithmetic": _repair_basic_arithmetic, "bf": _repair_bf}

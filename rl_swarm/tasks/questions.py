@@ -1,0 +1,207 @@
+"""The questions of one node: its own stream, the held-out set of the experiment, and the truth about peers' rollouts.
+
+Every question follows from (specs, seed, node, cursor): nothing here reads a clock or a global generator. Seeds are derived by
+hashing, never by adding, since (seed 7, index i + 1) and (seed 8, index i) are the same item in reasoning-gym. A question is
+known by its text. Nothing a peer claims is believed: not the prompt, not the answer, not a reward.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from rl_swarm.errors import BadRollout, ConfigError
+from rl_swarm.randomness import key as derive
+from rl_swarm.rollout import LONGEST_TEXT, Question, Rollout
+from rl_swarm.tasks.bench import BLOCK, QUICK, Bench, CannotMake, Item, Verdict
+from rl_swarm.tasks.helper import Helper
+from rl_swarm.tasks.spec import TaskSpec
+
+HELD_OUT_PER_TASK = 16
+REMEMBERED = 2048  # texts lately drawn, so that a small task repeats itself only when it has run out
+_FRESH_TRIES = 8
+_MOST_TRIES = 1000
+_HANGS_FORGIVEN = 2
+
+
+def parsed_answer(text: str) -> str | None:
+    """What stands between the last `<answer>` that is closed and its `</answer>`, without surrounding spaces."""
+    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    return None if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)].strip()
+
+
+class _Maker(Protocol):
+    """Bench in this process, or Helper in another."""
+
+    def item(self, number: int, seed: int, index: int) -> Item: ...
+
+    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict: ...
+
+
+class Tasks:
+    """Draws, regenerates and scores questions; `counters` says what went wrong, by name."""
+
+    def __init__(self, specs: Sequence[TaskSpec], *, seed: int, node_id: str, held_out_per_task: int = HELD_OUT_PER_TASK) -> None:
+        if not specs:
+            raise ConfigError("TASKS names no task: set it to a preset such as easy, or to names such as gcd,chain_sum")
+        self.specs = tuple(specs)
+        self.counters: Counter[str] = Counter()
+        self._origin = (seed, node_id)
+        self._bounds = list(accumulate(spec.weight for spec in self.specs))
+        quick = [spec for spec in self.specs if spec.path is None and spec.name in QUICK]
+        other = [spec for spec in self.specs if spec not in quick]
+        self._helper = Helper(other) if other else None
+        bench = Bench(quick)
+        self._makers: list[tuple[_Maker, int]] = [
+            (bench, quick.index(spec)) if spec in quick or self._helper is None else (self._helper, other.index(spec))
+            for spec in self.specs
+        ]
+        self._held_out_per_task = held_out_per_task
+        self._held_out: dict[str, Question] | None = None
+        self._hangs: Counter[str] = Counter()
+        self._position = 0
+        self._drawn = {spec.key: 0 for spec in self.specs}
+        self._recent: dict[str, None] = {}
+
+    def draw(self, count: int) -> list[Question]:
+        """The next questions of this node's stream: tasks by weight, with replacement; never a held-out one."""
+        return [self._next() for _ in range(count)]
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as JSON would have it: a node that restores it goes on with the very next question."""
+        return {"position": self._position, "drawn": dict(self._drawn), "recent": list(self._recent)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken. Counts of tasks that this node no longer has are dropped."""
+        self._position = int(state["position"])
+        self._drawn = {key: int(state["drawn"].get(key, 0)) for key in self._drawn}
+        self._recent = dict.fromkeys(state["recent"][-REMEMBERED:])
+
+    def score(self, question: Question, text: str) -> float:
+        """What the task's own verifier pays for the answer in `text`: 0 to 1, and 0 where there is none. Never raises or hangs."""
+        answer, number = parsed_answer(text), self._number(question)
+        if answer is None:
+            return 0.0
+        if number is None:
+            self.counters["unknown_question"] += 1
+            return 0.0
+        if self._hangs[question.text_id] >= _HANGS_FORGIVEN:  # whoever makes verifiers hang pays with the rest of the group
+            self.counters["scorer_timeout"] += 1
+            return 0.0
+        maker, place = self._makers[number]
+        try:
+            verdict = maker.judge(place, question.seed, question.index, answer)
+        except CannotMake as error:
+            verdict = Verdict(0.0, error.problem)
+        if verdict.problem:
+            self.counters[verdict.problem] += 1
+        if verdict.problem == "scorer_timeout":
+            self._hangs[question.text_id] += 1
+        return verdict.score
+
+    def verify(self, rollout: Rollout) -> Rollout:
+        """A peer's rollout as we see it: the same question made here, our answer key, our scores; or BadRollout."""
+        asked = rollout.question
+        if asked.task is None:
+            raise BadRollout("unverifiable", "the question names no task that could make it again")
+        number = self._number(asked)
+        if number is None:
+            raise BadRollout("task_not_allowed", f"{asked.task[:80]!r} with this config is none of the experiment's tasks")
+        try:
+            question = self._make(number, asked.seed, asked.index)
+        except CannotMake as error:
+            raise BadRollout("unverifiable", str(error)[:200]) from None
+        if question.prompt != asked.prompt:
+            raise BadRollout("prompt_mismatch", f"{asked.task} seed {asked.seed} index {asked.index} is another question here")
+        if question.text_id in self._held_out_texts():
+            raise BadRollout("held_out", f"{asked.task} seed {asked.seed} index {asked.index} is for measuring only")
+        scored = [dataclasses.replace(done, reward=self.score(question, done.text)) for done in rollout.completions]
+        return dataclasses.replace(rollout, question=question, completions=tuple(scored))
+
+    def held_out(self) -> list[Question]:
+        """Questions that nobody trains on: the same for every node and seed of an experiment."""
+        return list(self._held_out_texts().values())
+
+    def close(self) -> None:
+        """End the helper process, if the tasks needed one. Otherwise it ends with this object or this process."""
+        if self._helper is not None:
+            self._helper.close()
+
+    def _next(self) -> Question:
+        spot = derive("choice", *self._origin, self._position) / 2**63 * self._bounds[-1]
+        number = next(place for place, bound in enumerate(self._bounds) if spot < bound or place == len(self._bounds) - 1)
+        self._position += 1
+        seen = 0
+        for _ in range(_MOST_TRIES):
+            question = self._advance(number)
+            if question is None:
+                continue
+            if question.text_id in self._recent:
+                seen += 1
+                if seen < _FRESH_TRIES:
+                    continue
+                self.counters["repeated_question"] += 1
+            self._remember(question.text_id)
+            return question
+        raise ConfigError(
+            f"TASKS has {self.specs[number].key!r}, of which {_MOST_TRIES} questions in a row cannot be used: leave it out"
+        )
+
+    def _remember(self, text_id: str) -> None:
+        self._recent.pop(text_id, None)
+        self._recent[text_id] = None
+        if len(self._recent) > REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+
+    def _advance(self, number: int) -> Question | None:
+        """The next question of one task, or None where it is held out or cannot be made."""
+        key = self.specs[number].key
+        block, index = divmod(self._drawn[key], BLOCK)
+        self._drawn[key] += 1
+        try:
+            question = self._make(number, derive("stream", *self._origin, key, block) >> 32, index)
+        except CannotMake as error:
+            self.counters[error.problem] += 1
+            return None
+        return None if question.text_id in self._held_out_texts() else question
+
+    def _held_out_texts(self) -> dict[str, Question]:
+        if self._held_out is None:
+            found = [self._hold_out(number) for number in range(len(self.specs))]
+            self._held_out = {text_id: question for each in found for text_id, question in each.items()}
+        return self._held_out
+
+    def _hold_out(self, number: int) -> dict[str, Question]:
+        """The held-out questions of one task: at most a quarter of what a small task has, so that something is left to learn."""
+        wanted, key, made, repeats = self._held_out_per_task, self.specs[number].key, dict[str, Question](), 0
+        for attempt in range(5 * wanted):
+            if len(made) >= wanted and (not repeats or len(made) >= 4 * wanted):
+                break
+            block, index = divmod(attempt, BLOCK)
+            try:
+                question = self._make(number, derive("held-out", key, block) >> 32, index)
+            except CannotMake as error:
+                self.counters[error.problem] += 1
+                continue
+            repeats += question.text_id in made
+            made.setdefault(question.text_id, question)
+        kept = min(wanted, len(made) // 4) if repeats else wanted
+        return dict(list(made.items())[:kept])
+
+    def _make(self, number: int, seed: int, index: int) -> Question:
+        maker, place = self._makers[number]
+        if not (0 <= seed < 2**53 and 0 <= index < 2**53):
+            raise CannotMake("question_missing", f"seed {seed}, index {index}")
+        item = maker.item(place, seed, index)
+        if len(item.prompt) > LONGEST_TEXT:
+            raise CannotMake("question_too_long", f"{len(item.prompt)} characters")
+        spec = self.specs[number]
+        return Question(item.prompt, item.answer, spec.name, dict(spec.config), seed, index)
+
+    def _number(self, question: Question) -> int | None:
+        """Which of our tasks a question belongs to; weights are each node's own affair."""
+        for number, spec in enumerate(self.specs):
+            if spec.name == question.task and spec.config == question.config:
+                return number
+        return None
