@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup test test-slow check format lock bench
+.PHONY: help setup test test-slow check format lock bench readme
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ format: $(READY) ## Format the code and mend what the linter can mend
 
 bench: $(READY) ## Measure, and write bench-results/
 	$(BIN)/python -m benchmarks.exchange
+
+readme: $(READY) ## Write the table of settings into the README
+	$(BIN)/python -m tests.test_readme
 
 lock: $(READY) ## Write the versions in use to constraints/libraries.txt
 	$(BIN)/pip freeze --exclude-editable | grep -vE '^(torch|numpy|nvidia|triton|cuda)[-_=a-z0-9]*==' > constraints/libraries.txt

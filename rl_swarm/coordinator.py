@@ -69,9 +69,6 @@ class Coordinator:
             self.journal.event("stood_down", round=number)
             self.journal.state("stood down", number)
             return "stood down"
-        except BaseException as failure:
-            self.journal.error(failure, number)
-            raise
         return self._finish("stopped", number)
 
     def _begin(self) -> int:

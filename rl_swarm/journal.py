@@ -149,8 +149,9 @@ class Journal:
             self.console(line)
         self._out.append(line)
 
-    def error(self, failure: BaseException, round_number: int) -> None:
+    def error(self, failure: BaseException) -> None:
         """Record what ended this node, before it is raised further."""
+        round_number = self.doing[1]
         text = "".join(traceback.format_exception(failure))
         self._err.append(text.rstrip("\n"))
         self.event("error", error=type(failure).__name__, message=str(failure), round=round_number)

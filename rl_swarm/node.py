@@ -50,6 +50,9 @@ class Node:
         with self._signals():
             try:
                 return loop()
+            except BaseException as failure:
+                self.journal.error(failure)
+                raise
             finally:
                 self.journal.flush()
                 self.publisher.close(DRAIN_SECONDS)

@@ -1,6 +1,6 @@
 """Choose the rollouts of one update: all informative own ones, and J of the informative external ones, uniformly.
 
-A rollout is informative if its rewards differ by more than a tolerance. Only then does comparing its completions teach
+A rollout is informative if its rewards differ by at least a tolerance. Only then does comparing its completions teach
 anything; crumbs of partial credit below the tolerance do not count.
 """
 
@@ -24,7 +24,7 @@ class Batch:
 
 
 def informative(rollout: Rollout) -> bool:
-    return max(rollout.rewards) - min(rollout.rewards) > TOLERANCE
+    return max(rollout.rewards) - min(rollout.rewards) >= TOLERANCE
 
 
 def choose(own: Sequence[Rollout], external: Sequence[Rollout], external_count: int, chooser: random.Random) -> Batch:

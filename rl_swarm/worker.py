@@ -136,9 +136,6 @@ class Worker:
                 number = self._next_round(number)
         except Stopped:
             pass
-        except BaseException as failure:
-            self.journal.error(failure, number)
-            raise
         outcome = "complete" if number >= self.settings.max_rounds else "stopped"
         self._finish(outcome, number)
         return outcome
@@ -214,6 +211,7 @@ class Worker:
             "own_ids": [rollout.id for rollout in batch.own],
             "rejected": dict(self.exchange.rejected),
             "policy_version": self.trainer.policy_version,
+            **_lengths(own),
             "tokens": tokens,
             "tokens_per_s": tokens / max(watch.seconds["generate"], 1e-9),
             "reward_by_task": _mean_by_task(own),
@@ -381,6 +379,18 @@ class Stopwatch:
 def _mean(values: Iterable[float]) -> float | None:
     collected = list(values)
     return fmean(collected) if collected else None
+
+
+def _lengths(own: list[Rollout]) -> dict[str, float]:
+    """In tokens, over all own completions; `truncated` is the share that ran into the limit."""
+    completions = [done for rollout in own for done in rollout.completions]
+    lengths = [done.tokens for done in completions]
+    return {
+        "length_min": min(lengths),
+        "length_mean": fmean(lengths),
+        "length_max": max(lengths),
+        "truncated": fmean(done.finish == "length" for done in completions),
+    }
 
 
 def _mean_by_task(own: list[Rollout]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What every store backend must do; a backend's test class inherits this and gives `make_store`."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,16 @@ class StoreContract:
     def test_a_limit_bounds_what_is_read(self, store: Store) -> None:
         store.put("a/x", b"0123456789")
         assert store.get("a/x", limit=4) == b"01234"
+
+    def test_files_go_there_and_back(self, store: Store, tmp_path: Path) -> None:
+        source, target = tmp_path / ".source", tmp_path / ".target"
+        source.write_bytes(bytes(range(256)) * 10_000)
+        assert store.put_file("c/big.pt", source)
+        assert not store.put_file("c/big.pt", source)
+        self.second(store).get_file("c/big.pt", target)
+        assert target.read_bytes() == source.read_bytes()
+        with pytest.raises(NotFound):
+            store.get_file("c/none.pt", target)
 
     @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", ".hidden", "a\nb", "a/.b", "ä"])
     def test_keys_that_could_leave_the_store_are_refused(self, store: Store, key: str) -> None:

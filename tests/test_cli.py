@@ -54,7 +54,9 @@ def test_a_node_whose_settings_contradict_the_experiment_is_told_which_and_why(l
     swarm = local_swarm(MAX_ROUNDS=1, NUM_TRAIN_SAMPLES=2, TASKS="easy")
     assert swarm.wait(swarm.start("w1")) == 0
     assert swarm.wait(swarm.start("w2", TASKS="paper")) == 2
-    assert "TASKS contradicts the experiment 'trial', which has 'easy', got 'paper'" in swarm.console("w2")
+    assert "TASKS contradicts the experiment 'trial', which has 'basic_arithmetic:" in swarm.console("w2")
+    assert "got 'paper': leave TASKS out" in swarm.console("w2")
+    assert swarm.wait(swarm.start("w1", TASKS="easy", MAX_ROUNDS=2)) == 0
     del swarm.environment["TASKS"]
     assert swarm.wait(swarm.start("w3")) == 0
 

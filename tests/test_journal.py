@@ -126,7 +126,7 @@ def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> No
     try:
         raise ZeroDivisionError("of weights")
     except ZeroDivisionError as error:
-        journal.error(error, 4)
+        journal.error(error)
     journal.flush()
     assert "ZeroDivisionError: of weights" in "\n".join(progress.lines(store, LAYOUT.log("me", "stderr.log")))
     assert progress.rows(progress.lines(store, LAYOUT.progress("me")))[-1]["event"] == "error"

@@ -12,7 +12,7 @@ def test_crumbs_and_floors_are_not_informative() -> None:
     assert informative(rollout(0, 0.0, 1.0))
     assert informative(rollout(0, 0.5, 0.6))
     assert not informative(rollout(0, 0.01, 0.01, 0.0))
-    assert not informative(rollout(0, 0.0, 0.05))
+    assert not informative(rollout(0, 0.0, 0.04))
     assert not informative(rollout(0, 1.0, 1.0))
 
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rl_swarm import progress
 from rl_swarm.clock import Clock
 from rl_swarm.journal import Journal
@@ -188,16 +186,3 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
     worker.journal.console = said.append
     worker.run()
     assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
-
-
-def test_a_failure_is_recorded_and_raised(tmp_path: Path) -> None:
-    class Broken(StandInTrainer):
-        def update(self, batch: Any) -> dict[str, float]:
-            raise ZeroDivisionError("weights")
-
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), trainer=Broken())
-    with pytest.raises(ZeroDivisionError):
-        worker.run()
-    worker.journal.flush()
-    kinds = [row["event_type"] for row in progress.events(worker.journal.store, LAYOUT, "me")]
-    assert "error" in kinds and "complete" not in kinds

@@ -32,7 +32,7 @@ class Transient(Exception):
 
 
 class Store:
-    """Retries, counts and checks keys; a backend is a subclass with the five underscored methods."""
+    """Retries, counts and checks keys; a backend is a subclass with the underscored methods."""
 
     attempts = 5
     first_pause_seconds = 0.05
@@ -71,6 +71,17 @@ class Store:
         """Names directly below a folder; a folder that is not there yet is empty."""
         return self._try("list", folder, lambda: self._list(folder))
 
+    def put_file(self, key: str, path: Path) -> bool:
+        """Put a large file without holding it in memory, where the backend can; True if it was written."""
+        created = self._try("put", key, lambda: self._put_file(key, path))
+        self.counts["bytes_out"] += path.stat().st_size if created else 0
+        return created
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Fetch a large file to the local disk; raise NotFound if it is not there."""
+        self._try("get", key, lambda: self._get_file(key, path))
+        self.counts["bytes_in"] += path.stat().st_size
+
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""
         self._try("delete", key, lambda: self._delete(key))
@@ -105,6 +116,12 @@ class Store:
 
     def _rewrite(self, key: str, data: bytes) -> None:
         raise NotImplementedError
+
+    def _put_file(self, key: str, path: Path) -> bool:
+        return self._put(key, path.read_bytes())
+
+    def _get_file(self, key: str, path: Path) -> None:
+        path.write_bytes(self._get(key, None))
 
     def _get(self, key: str, limit: int | None) -> bytes:
         raise NotImplementedError

@@ -10,11 +10,14 @@ The root is never made again once opened: a root that vanished is a mount that d
 
 import contextlib
 import errno
+import io
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, NotFound
@@ -55,25 +58,40 @@ class FolderStore(Store):
         return self.root / key if self.local else None
 
     def _put(self, key: str, data: bytes) -> bool:
+        return self._put_from(key, io.BytesIO(data))
+
+    def _put_file(self, key: str, path: Path) -> bool:
+        with path.open("rb") as source:
+            return self._put_from(key, source)
+
+    def _put_from(self, key: str, source: BinaryIO) -> bool:
         path = self.root / key
         with _passing():
             if path.exists():
                 return False
             self._make_parent(path)
             if not self.local:
-                return self._create_in_place(path, data)
-            part = self._write_part(path, data)
+                return self._create_in_place(path, source)
+            part = self._write_part(path, source)
             try:
                 return self._move_new(part, path)
             finally:
                 part.unlink(missing_ok=True)
+
+    def _get_file(self, key: str, path: Path) -> None:
+        with _passing():
+            try:
+                shutil.copyfile(self.root / key, path)
+            except FileNotFoundError:
+                self._check_root()
+                raise NotFound(key) from None
 
     def _rewrite(self, key: str, data: bytes) -> None:
         path = self.root / key
         with _passing():
             self._make_parent(path)
             if self.local:
-                os.replace(self._write_part(path, data), path)
+                os.replace(self._write_part(path, io.BytesIO(data)), path)
             else:
                 path.write_bytes(data)
 
@@ -112,9 +130,9 @@ class FolderStore(Store):
             self._check_root()
             path.parent.mkdir(parents=True, exist_ok=True)
 
-    def _write_part(self, path: Path, data: bytes) -> Path:
+    def _write_part(self, path: Path, source: BinaryIO) -> Path:
         part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        _write_new(part, data)
+        _write_new(part, source)
         return part
 
     def _move_new(self, part: Path, path: Path) -> bool:
@@ -133,9 +151,9 @@ class FolderStore(Store):
         os.replace(part, path)
         return True
 
-    def _create_in_place(self, path: Path, data: bytes) -> bool:
+    def _create_in_place(self, path: Path, source: BinaryIO) -> bool:
         try:
-            _write_new(path, data)
+            _write_new(path, source)
         except FileExistsError:
             return False
         return True
@@ -150,11 +168,11 @@ def _passing() -> Iterator[None]:
         raise Transient(f"Errno {error.errno}, {error.strerror}") from error
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, source: BinaryIO) -> None:
     """Create a file exclusively and write it out; if that fails half-way, nothing of it stays."""
     with open(path, "xb") as file:
         try:
-            file.write(data)
+            shutil.copyfileobj(source, file, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
         except BaseException:

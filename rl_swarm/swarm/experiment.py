@@ -13,6 +13,7 @@ from rl_swarm.errors import ConfigError, NotFound
 from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.tasks import canonical, parse_tasks
 
 
 class Experiment(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ def publish(store: Store, layout: Layout, config: Config, tasks_version: str, cl
             experiment_id=secrets.token_hex(8),
             created_at=clock.wall(),
             created_by=config.node_id or "",
-            settings=shared_settings(config),
+            settings=shared_settings(config) | {"TASKS": canonical(parse_tasks(config.tasks))},
             tasks_version=tasks_version,
             group_limits=GROUP_LIMITS,
         )
@@ -56,7 +57,7 @@ def publish(store: Store, layout: Layout, config: Config, tasks_version: str, cl
 def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
     """Stop a node whose explicit settings contradict the experiment: peers could not check its rollouts, nor it theirs."""
     agreed = experiment.settings.get("TASKS")
-    if config.explicit("tasks") and agreed is not None and config.tasks != agreed:
+    if config.explicit("tasks") and canonical(parse_tasks(config.tasks)) != agreed:
         raise ConfigError(
             f"TASKS contradicts the experiment {experiment.experiment!r}, which has {agreed!r}, got {config.tasks!r}: "
             "leave TASKS out to take the experiment's, or choose another EXPERIMENT_NAME"

@@ -70,8 +70,11 @@ class Layout:
     def checkpoints(self) -> str:
         return f"{self.root}/checkpoints"
 
+    def checkpoint_folder(self, number: int) -> str:
+        return f"{self.root}/checkpoints/round_{number}"
+
     def checkpoint(self, number: int, node_id: str) -> str:
-        return f"{self.root}/checkpoints/round_{number}/{node_id}.pt"
+        return f"{self.checkpoint_folder(number)}/{node_id}.pt"
 
     def log(self, node_id: str, name: str) -> str:
         return f"{self.root}/logs/{node_id}/{name}"

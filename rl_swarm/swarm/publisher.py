@@ -46,7 +46,7 @@ class Publisher:
         self._left_over = set(left_over)
         self._queue = deque(left_over)
         self._next = int(left_over[-1].name) + 1 if left_over else 0
-        self._upload: tuple[str, Path] | None = None
+        self._upload: tuple[str, Path, tuple[str, ...]] | None = None
         self._wake = threading.Condition()
         self._pumping = threading.Lock()
         self._closing = False
@@ -75,10 +75,13 @@ class Publisher:
         if not self._thread:
             self.pump()
 
-    def upload(self, key: str, path: Path) -> None:
-        """Accept a large file, sent after everything small; a newer one takes the place of one not sent yet."""
+    def upload(self, key: str, path: Path, outdated: tuple[str, ...] = ()) -> None:
+        """Accept a large file, sent after everything small, and what to delete once it is there.
+
+        A newer one takes the place of one not sent yet.
+        """
         with self._wake:
-            self._upload = (key, path)
+            self._upload = (key, path, outdated)
             self._wake.notify()
 
     def pump(self) -> bool:
@@ -146,12 +149,14 @@ class Publisher:
         if len(there) < len(data) and data.startswith(there):
             self.store.rewrite(key, data)
 
-    def _send_large(self, key: str, path: Path) -> None:
+    def _send_large(self, key: str, path: Path, outdated: tuple[str, ...]) -> None:
         with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a newer one follows
-            self.store.put(key, path.read_bytes())
+            self.store.put_file(key, path)
             self.counters["uploaded"] += 1
+            for old in outdated:
+                self.store.delete(old)
         with self._wake:
-            if self._upload == (key, path):
+            if self._upload == (key, path, outdated):
                 self._upload = None
 
     def _drop_oldest_rollouts(self) -> None:
