@@ -224,7 +224,10 @@ def load(
         _fill(values, sources, TEST_MODE, "TEST_MODE")
     if values.get("model") == "nano":
         _fill(values, sources, WITH_NANO, "MODEL_NAME=nano")
-    config = Config(**values, sources=sources, warnings=tuple(_near_misses(environment)))
+    warnings = _near_misses(environment)
+    if values.get("cleanup"):
+        warnings.append("ROLLOUT_CLEANUP_ENABLED has no effect in this version: nothing is removed or archived")
+    config = Config(**values, sources=sources, warnings=tuple(warnings))
     _check_together(config)
     return config
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rl_swarm.clock import Clock
 from rl_swarm.document import seal
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import CheckpointError, StoreAway
 from rl_swarm.journal import Journal
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
@@ -52,6 +52,8 @@ class Trainer(Protocol):
 
 
 class Checkpoints(Protocol):
+    skipped: list[str]
+
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
     def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None: ...
 
@@ -132,7 +134,7 @@ class Worker:
                 self.play(number)
                 self._mark_boundary(number + 1)
                 if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
-                    self._save()
+                    self._try_to_save()
                 number = self._next_round(number)
         except Stopped:
             pass
@@ -254,6 +256,8 @@ class Worker:
     def _begin(self) -> int:
         """Restore what this node was, and find the round to start with."""
         restored = self.checkpoints.restore()
+        for problem in self.checkpoints.skipped:
+            self.journal.say(f"a checkpoint was not used: {problem}")
         number = 0
         if restored:
             number, node_state, trainer_state = restored
@@ -348,6 +352,14 @@ class Worker:
         self.journal.state("saving a checkpoint", number)
         self.checkpoints.save(number, node_state, self.trainer.state())
         self._saved_at = number
+
+    def _try_to_save(self) -> None:
+        """In mid-run a full disk is reported and costs nothing yet; the next round tries again, and the end insists."""
+        try:
+            self._save()
+        except CheckpointError as error:
+            self.journal.event("checkpoint_failed", error=str(error))
+            self.journal.say(str(error))
 
     def _finish(self, outcome: str, number: int) -> None:
         self._save()

@@ -91,6 +91,7 @@ class StandInCheckpoints:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.saved: str | None = None
+        self.skipped: list[str] = []
 
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         self.saved = json.dumps([round, node_state, trainer_state])

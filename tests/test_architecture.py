@@ -16,9 +16,9 @@ LEVELS = [
     {"document"},
     {"config", "rollout", "store"},
     {"tasks", "swarm", "selection", "grpo", "forward", "policy", "models", "journal", "progress"},
-    {"trainer", "checkpoint"},
+    {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
-    {"node", "launch", "view", "experiments", "web", "notebook"},
+    {"node", "learner", "probe", "ask", "export", "launch", "view", "experiments", "web", "notebook"},
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}

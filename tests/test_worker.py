@@ -4,8 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rl_swarm import progress
 from rl_swarm.clock import Clock
+from rl_swarm.errors import CheckpointError
 from rl_swarm.journal import Journal
 from rl_swarm.rollout import decode
 from rl_swarm.store import Store
@@ -186,3 +189,22 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
     worker.journal.console = said.append
     worker.run()
     assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
+
+
+def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) -> None:
+    class FullDisk(StandInCheckpoints):
+        full = True
+
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            if self.full:
+                raise CheckpointError("no space left")
+            super().save(round, node_state, trainer_state)
+
+    checkpoints = FullDisk()
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints, checkpoint_interval=1)
+    with pytest.raises(CheckpointError):
+        worker.run()
+    assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
+    checkpoints.full = False
+    make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints).run()
+    assert checkpoints.saved is not None

@@ -1,0 +1,303 @@
+"""A language model that answers questions: text, finish reason, and the ids and log-probabilities of what was sampled.
+
+It renders prompts, samples in one batch with a key-value cache, and turns a peer's text into ids of its own tokenizer. It never
+trains and never scores. Dropout is off for good: a policy that sampled with it would not be the policy that is trained, and the
+ratio of the two would not be 1 (GPT-2 has dropout).
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jinja2.exceptions import TemplateError
+from torch import Tensor
+
+from rl_swarm import grpo
+from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.rollout import Completion, Question
+
+SYSTEM_PROMPT = "Solve the problem. Think briefly if you need to, then write only the final answer between <answer> and </answer>."
+PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
+BATCH_TOKENS = (
+    1 << 16
+)  # prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One sampled row: the ids (the end token included where it stopped) and the log-probability of each."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+class Policy:
+    """The model and its tokenizer behind the few calls that the loop needs; `name` is what peers and people see.
+
+    Log-probabilities are of the tempered distribution before `top_p` cuts it, which is also what the trainer computes: at
+    temperature 1 and top_p 1 it is exactly the distribution sampled from.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        device: str = "cpu",
+        name: str = "",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        if max_new_tokens < 1:
+            raise ConfigError(f"MAX_NEW_TOKENS must be at least 1, got {max_new_tokens}: a completion needs a token")
+        if temperature <= 0:
+            raise ConfigError(f"TEMPERATURE must be above 0, got {temperature}: equal completions have nothing to be compared with")
+        if not 0 < top_p <= 1:
+            raise ConfigError(f"TOP_P must be above 0 and at most 1, got {top_p}")
+        self.model, self.tokenizer = model.to(device).eval(), tokenizer
+        self.max_new_tokens, self.temperature, self.top_p = max_new_tokens, temperature, top_p
+        self.device, self.name = torch.device(device), name
+        self.end_ids = _end_ids(model, tokenizer)
+        self.end_id = _turn_end(tokenizer, self.end_ids)
+        self.pad_id = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.context_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._batch_tokens = batch_tokens
+        self._system_role = tokenizer.chat_template is not None and _accepts_system_role(tokenizer)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The question as this model reads it: its chat template where it has one, else `PLAIN_PROMPT`.
+
+        A template that refuses a system role gets the instruction at the head of the user's message. One that merely leaves system
+        messages out is its author's choice and stays as it is.
+        """
+        if self.tokenizer.chat_template is None:
+            ids = self.tokenizer.encode(PLAIN_PROMPT.format(system=SYSTEM_PROMPT, prompt=prompt))
+            return ids[:-1] if ids[-1] in self.end_ids else ids  # some tokenizers close every text they encode
+        if self._system_role:
+            messages = [_message("system", SYSTEM_PROMPT), _message("user", prompt)]
+        else:
+            messages = [_message("user", f"{SYSTEM_PROMPT}\n\n{prompt}")]
+        return _render(self.tokenizer, messages, add_generation_prompt=True)
+
+    def completion_ids(self, completion: Completion) -> tuple[tuple[int, ...], bool]:
+        """The ids to train on, and whether they are the whole completion.
+
+        An own completion's are those sampled. A peer's text is encoded anew, and special tokens that are spelt out in it are plain
+        text; the end token follows only where the completion stopped by itself, and what exceeds `max_new_tokens` is cut off.
+        """
+        if completion.token_ids:
+            return completion.token_ids, True
+        ids = self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True)
+        if completion.finish == "stop":
+            ids.append(self.end_id)
+        return tuple(ids[: self.max_new_tokens]), len(ids) <= self.max_new_tokens
+
+    def fits(self, question: Question) -> bool:
+        return self.context_tokens is None or len(self.prompt_ids(question.prompt)) + self.max_new_tokens <= self.context_tokens
+
+    def check_fits(self, questions: Sequence[Question]) -> None:
+        """Raise ModelError if any of the questions leaves no room for a completion in the model's context."""
+        longest = max((len(self.prompt_ids(question.prompt)) for question in questions), default=0)
+        if self.context_tokens is not None and longest + self.max_new_tokens > self.context_tokens:
+            raise ModelError(
+                f"a prompt of {longest} tokens and MAX_NEW_TOKENS {self.max_new_tokens} exceed the {self.context_tokens} tokens "
+                f"of context of {self.name or 'the model'}: lower MAX_NEW_TOKENS or choose easier TASKS"
+            )
+
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:
+        """Sample `group_size` completions of each question, in order; the same seed gives the same completions."""
+        # One uniform number a token, drawn beforehand: a row depends on its own numbers only, so that neither its neighbours, nor
+        # rows that left the batch, nor a batch cut in two for want of memory change what it samples.
+        shape = (len(questions), group_size, self.max_new_tokens)
+        uniforms_IGT = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        prompts = [self.prompt_ids(question.prompt) for question in questions]
+        for start, stop in self._spans(prompts, group_size):
+            rows = self._sample(prompts[start:stop], group_size, uniforms_IGT[start:stop])
+            for first in range(0, len(rows), group_size):
+                yield tuple(self._completion(row) for row in rows[first : first + group_size])
+
+    def greedy(self, questions: Sequence[Question]) -> list[str]:
+        """The completion of each question that takes the most likely token at every step, for held-out evaluation."""
+        prompts = [self.prompt_ids(question.prompt) for question in questions]
+        spans = self._spans(prompts, 1)
+        return [self._completion(row).text for start, stop in spans for row in self._sample(prompts[start:stop], 1, None)]
+
+    def _spans(self, prompts: list[list[int]], group_size: int) -> Iterator[tuple[int, int]]:
+        """Cut the questions into runs that are sampled in one batch, as long as the token budget allows."""
+        start = longest = 0
+        for index, prompt in enumerate(prompts):
+            longest = max(longest, len(prompt))
+            if index > start and (index + 1 - start) * group_size * (longest + self.max_new_tokens) > self._batch_tokens:
+                yield start, index
+                start, longest = index, len(prompt)
+        if prompts:
+            yield start, len(prompts)
+
+    def _sample(self, prompts: list[list[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
+        """Sample one batch; when it does not fit in memory, its halves."""
+        try:
+            return sample(self, prompts, group_size, uniforms_IGT)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # Outside the handler, whose exception would keep the failed attempt's tensors alive.
+        if len(prompts) == 1:
+            raise ModelError(
+                f"{group_size} completions of up to {self.max_new_tokens} tokens do not fit in the memory of {self.device}: lower "
+                "NUM_GENERATIONS or MAX_NEW_TOKENS, or choose a smaller MODEL_NAME"
+            )
+        half = len(prompts) // 2
+        first, second = (None, None) if uniforms_IGT is None else (uniforms_IGT[:half], uniforms_IGT[half:])
+        return self._sample(prompts[:half], group_size, first) + self._sample(prompts[half:], group_size, second)
+
+    def _completion(self, row: Sampled) -> Completion:
+        spoken = row.token_ids[:-1] if row.stopped else row.token_ids
+        return Completion(
+            text=self.tokenizer.decode(spoken, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            finish="stop" if row.stopped else "length",
+            tokens=len(row.token_ids),
+            logprob=sum(row.logprobs),
+            token_ids=row.token_ids,
+            token_logprobs=row.logprobs,
+        )
+
+
+@torch.no_grad()  # not inference_mode: what a model caches on the way must stay usable in training
+def sample(policy: Policy, prompts: list[list[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
+    """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily.
+
+    N counts rows of the result, M rows still in the batch: those that ended leave it, a quarter of the batch at a time, since
+    taking rows out copies the cache.
+    """
+    batch = _Batch(policy, prompts, group_size)
+    rows, steps, device = len(prompts) * group_size, policy.max_new_tokens, policy.device
+    uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, _precise(device))
+    ids_NT = torch.zeros((rows, steps), dtype=torch.long, device=device)
+    logprobs_NT = torch.zeros((rows, steps), device=device)
+    lengths_N = torch.full((rows,), steps, device=device)
+    stopped_N = torch.zeros(rows, dtype=torch.bool, device=device)
+    ends = torch.tensor(sorted(policy.end_ids), device=device)
+    for step in range(steps):
+        logprobs_MV = grpo.next_token_logprobs(batch.logits_MV, policy.temperature)
+        at_M = batch.rows_M
+        chosen_M = logprobs_MV.argmax(-1) if uniforms_NT is None else grpo.draw(logprobs_MV, uniforms_NT[at_M, step], policy.top_p)
+        ids_NT[at_M, step] = chosen_M
+        logprobs_NT[at_M, step] = grpo.chosen_logprobs(logprobs_MV, chosen_M)
+        ended_M = torch.isin(chosen_M, ends) & ~stopped_N[at_M]
+        lengths_N[at_M[ended_M]] = step + 1
+        stopped_N[at_M[ended_M]] = True
+        running_M = ~stopped_N[at_M]
+        running = int(running_M.sum())
+        if running == 0 or step + 1 == steps:
+            break
+        if running <= 0.75 * len(at_M):
+            batch.keep(running_M)
+            chosen_M = chosen_M[running_M]
+        batch.advance(chosen_M)
+    ids, logprobs, lengths, stopped = ids_NT.tolist(), logprobs_NT.tolist(), lengths_N.tolist(), stopped_N.tolist()
+    return [Sampled(tuple(ids[n][: lengths[n]]), tuple(logprobs[n][: lengths[n]]), stopped[n]) for n in range(rows)]
+
+
+class _Batch:
+    """Rows in mid-sentence: their cache, their next logits, and which row of the result each one is."""
+
+    _cache: Any
+
+    def __init__(self, policy: Policy, prompts: list[list[int]], group_size: int) -> None:
+        """Read each prompt once, padded on the left so that all end together, and share its cache among `group_size` rows."""
+        self._model, self._accepts = policy.model, accepted_arguments(policy.model)
+        width, device = max(map(len, prompts)), policy.device
+        ids_IS = torch.tensor([[policy.pad_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+        mask_IS = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        positions_IS = (mask_IS.cumsum(-1) - 1).clamp(min=0)
+        self.logits_MV, self._cache, self._mask_MS = torch.empty(0), None, mask_IS
+        self._forward(ids_IS, positions_IS)
+        self._cache.batch_repeat_interleave(group_size)
+        self.logits_MV = self.logits_MV.repeat_interleave(group_size, dim=0)
+        self._mask_MS = self._mask_MS.repeat_interleave(group_size, dim=0)
+        self._positions_M = positions_IS[:, -1].repeat_interleave(group_size)
+        self.rows_M = torch.arange(len(prompts) * group_size, device=device)
+
+    def advance(self, chosen_M: Tensor) -> None:
+        """Append one token to every row and compute the logits of the next."""
+        self._positions_M = self._positions_M + 1
+        self._mask_MS = torch.cat([self._mask_MS, self._mask_MS.new_ones((len(chosen_M), 1))], dim=-1)
+        self._forward(chosen_M.unsqueeze(-1), self._positions_M.unsqueeze(-1))
+
+    def keep(self, running_M: Tensor) -> None:
+        self._cache.batch_select_indices(running_M.nonzero().squeeze(-1))
+        self._mask_MS, self._positions_M = self._mask_MS[running_M], self._positions_M[running_M]
+        self.rows_M = self.rows_M[running_M]
+
+    def _forward(self, ids_MS: Tensor, positions_MS: Tensor) -> None:
+        optional = {"position_ids": positions_MS, "logits_to_keep": 1}
+        output = self._model(
+            input_ids=ids_MS,
+            attention_mask=self._mask_MS,
+            past_key_values=self._cache,
+            use_cache=True,
+            **{name: value for name, value in optional.items() if name in self._accepts},
+        )
+        self.logits_MV, self._cache = output.logits[:, -1], output.past_key_values
+
+
+def without_adapter(model: Any) -> Any:
+    """The language model itself, where an adapter (peft) is wrapped around it; the adapter's layers stay in place inside."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def accepted_arguments(model: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(without_adapter(model).forward).parameters)
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an exception of its own; MPS and the CPU's allocator only say so."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _precise(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no double precision
+
+
+def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a completion: the tokenizer's own and those in the model's generation settings."""
+    settings = getattr(model, "generation_config", None)
+    configured = getattr(settings, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+    if tokenizer.eos_token_id is None:
+        raise ModelError("the tokenizer has no end-of-sequence token, so no completion could ever stop: choose another MODEL_NAME")
+    return frozenset(ids)
+
+
+def _turn_end(tokenizer: Any, end_ids: frozenset[int]) -> int:
+    """The token that ends this model's own answers, to be put after a peer's: some chat templates close a turn with another token
+    than the tokenizer's end of sequence (Gemma)."""
+    if tokenizer.chat_template is None:
+        return tokenizer.eos_token_id
+    turn = _render(tokenizer, [_message("user", "1"), _message("assistant", "1")], add_generation_prompt=False)
+    return next((token for token in reversed(turn) if token in end_ids), tokenizer.eos_token_id)
+
+
+def _accepts_system_role(tokenizer: Any) -> bool:
+    try:
+        _render(tokenizer, [_message("system", "1"), _message("user", "1")], add_generation_prompt=True)
+    except TemplateError:
+        return False
+    return True
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
+    # Templates of models that can think at length before they answer read `enable_thinking`: it would use up MAX_NEW_TOKENS.
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False, enable_thinking=False
+    )

@@ -1,0 +1,310 @@
+"""One update of a policy from a batch of scored rollouts, own and external.
+
+Rollouts come scored and chosen; the trainer asks no verifier, no store and no peer. It owns the optimizer. The maths is in
+`grpo.py` and the forward pass in `forward.py`; here rollouts become examples, and micro-batches keep within a token budget. Neither
+the cut into micro-batches nor the padding changes the gradient.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rl_swarm import grpo
+from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.forward import PaddedReader, Passage
+from rl_swarm.policy import Policy, out_of_memory
+from rl_swarm.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """`correction` is what is done about external rollouts being off-policy: `topr`, or `none` as in the paper.
+
+    `tolerance` is the range of rewards below which a rollout is uninformative; `max_grad_norm` may be infinite.
+    """
+
+    learning_rate: float
+    correction: str = "topr"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_weight: float = 0.0
+    updates_per_batch: int = 1
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 2048
+    tolerance: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.correction not in ("topr", "none"):
+            raise ConfigError(f"EXTERNAL_CORRECTION must be topr or none, got {self.correction!r}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"LEARNING_RATE must be above 0, got {self.learning_rate}")
+        for name in ("updates_per_batch", "micro_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not (0 <= self.clip_low < 1 and self.clip_high >= 0 and self.kl_weight >= 0 and self.max_grad_norm > 0):
+            raise ConfigError(
+                f"clip_low must be in [0, 1), clip_high and kl_weight not negative, max_grad_norm above 0: got {self}"
+            )
+
+
+@dataclass(frozen=True)
+class Example:
+    """One completion as it is trained on. `mu_logprob` is what its author says of it; `recorded` is empty for an external one."""
+
+    passage: Passage
+    advantage: float
+    external: bool
+    mu_logprob: float
+    recorded: tuple[float, ...]
+
+
+class _Pending:
+    """A batch being trained on, with what is known of each example besides its ids.
+
+    `old` are log-probabilities before the first of several updates and `reference` those of the frozen policy, by row; both are
+    filled on the first pass where nothing was recorded.
+    """
+
+    def __init__(self, examples: list[Example], device: torch.device) -> None:
+        self.examples = examples
+        self.old = {row: torch.tensor(e.recorded, device=device) for row, e in enumerate(examples) if e.recorded}
+        self.reference: dict[int, Tensor] = {}
+        self.tokens = sum(len(example.passage.completion_ids) for example in examples)
+        self.external = sum(example.external for example in examples)
+        self.external_negative = sum(example.external and example.advantage < 0 for example in examples)
+
+    def passages(self, rows: list[int]) -> list[Passage]:
+        return [self.examples[row].passage for row in rows]
+
+
+class Trainer:
+    """A policy and its optimizer (Adam without weight decay). `policy_version` is the number of updates done.
+
+    With `kl_weight` the reference is the policy as it is now, so build the trainer before restoring a checkpoint into it. Where the
+    model has an adapter, the reference is the model without it; otherwise it is a copy, and costs as much memory.
+    """
+
+    def __init__(self, policy: Policy, settings: TrainerSettings) -> None:
+        self._policy, self._settings = policy, settings
+        self._parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+        if not self._parameters:
+            raise ModelError(f"no parameter of {policy.name or 'the model'} is trainable")
+        self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate)
+        self._reader = PaddedReader(policy)
+        self._frozen = None
+        if settings.kl_weight > 0 and not hasattr(policy.model, "disable_adapter"):
+            self._frozen = copy.deepcopy(policy.model).requires_grad_(False)
+        self._token_budget = settings.micro_batch_tokens
+        self.policy_version = 0
+
+    def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
+        """Take `updates_per_batch` steps on the informative rollouts of the batch, none if there is none; return what was measured.
+
+        What was not measured is left out. Entropy, clip fraction and KL are means over the tokens trained on; `weight_mean` is over
+        external completions and `weight_mean_negative` over those of them with a negative advantage. Several updates are averaged.
+        """
+        fitting = [rollout for rollout in batch if self._policy.fits(rollout.question)]
+        informative = [rollout for rollout in fitting if grpo.informative(_rewards(rollout), self._settings.tolerance)]
+        examples = [example for rollout in informative for example in examples_of(self._policy, rollout)]
+        metrics = {
+            "informative": float(len(informative)),
+            "too_long": float(len(batch) - len(fitting)),
+            "tokens_trained": float(sum(len(example.passage.completion_ids) for example in examples)),
+            "loss": 0.0,
+            "grad_norm": 0.0,
+        }
+        return metrics | self._learn(examples) if examples else metrics
+
+    def _learn(self, examples: list[Example]) -> dict[str, float]:
+        pending, updates = _Pending(examples, self._policy.device), self._settings.updates_per_batch
+        totals: dict[str, float] = {}
+        for _ in range(updates):
+            _add(totals, self._accumulate(pending))
+            _add(totals, {"grad_norm": self._step()})
+        return {name: total / updates for name, total in totals.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next update depends on: tensors and plain values, of an adapter only the adapter.
+
+        The tensors are the live ones, not copies of a model that may fill the memory: write them out before the next update.
+        """
+        return {
+            "model": {name: parameter.detach() for name, parameter in self._trainable()},
+            "optimizer": self._optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "policy_version": self.policy_version,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`; raise CheckpointError, with nothing changed, if it is of another model.
+
+        The learning rate is the settings', not the state's, so that a restart can change it.
+        """
+        saved, own = state["model"], dict(self._trainable())
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in own.items()}:
+            raise CheckpointError(
+                f"the checkpoint's {len(saved)} trainable tensors are not the {len(own)} of {self._policy.name or 'this model'}: "
+                "use the MODEL_NAME and LORA_RANK that it was made with, or another NODE_ID"
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(saved[name])
+        # On the CPU the optimizer would adopt the tensors themselves and then change them under their owner.
+        self._optimizer.load_state_dict(
+            copy.deepcopy(state["optimizer"]) if self._policy.device.type == "cpu" else state["optimizer"]
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate
+        torch.set_rng_state(state["rng"])
+        self.policy_version = state["policy_version"]
+
+    def _trainable(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, parameter) for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad)
+
+    def _accumulate(self, pending: _Pending) -> dict[str, float]:
+        """Leave the gradient of the whole batch in the parameters.
+
+        Where a micro-batch does not fit in memory, all that was gathered is thrown away, since a backward pass may have died
+        midway, and this batch and all later ones are cut finer, down to single completions.
+        """
+        while True:
+            self._optimizer.zero_grad()
+            totals: dict[str, float] = {}
+            failed: list[int] = []
+            for rows in micro_batches(pending.examples, self._token_budget):
+                try:
+                    _add(totals, self._backward(pending, rows))
+                except RuntimeError as error:
+                    if not out_of_memory(error):
+                        raise
+                    failed = [passage.length for passage in pending.passages(rows)]
+                    break
+            if not failed:
+                return totals
+            self._cut_finer(failed)
+
+    def _cut_finer(self, failed: list[int]) -> None:
+        if len(failed) == 1:
+            raise ModelError(
+                f"a single completion with its prompt, {failed[0]} tokens, does not fit in the memory of {self._policy.device}: "
+                "lower MAX_NEW_TOKENS, set LORA_RANK, or choose a smaller MODEL_NAME"
+            )
+        self._token_budget = len(failed) * max(failed) // 2
+        if self._policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _backward(self, pending: _Pending, rows: list[int]) -> dict[str, float]:
+        """Add one micro-batch's part of the gradient; return its part of each measurement."""
+        settings, examples = self._settings, [pending.examples[row] for row in rows]
+        reading = self._reader.read(self._policy.model, pending.passages(rows))
+        logprobs_BT, mask_BT = reading.logprobs_BT, reading.mask_BT
+        advantages_B = mask_BT.new_tensor([example.advantage for example in examples])
+        external_B = mask_BT.new_tensor([example.external for example in examples]).bool()
+        weights_B = torch.ones_like(advantages_B)
+        if settings.correction == "topr":
+            mu_logprobs_B = mask_BT.new_tensor([example.mu_logprob for example in examples])
+            weights_B = grpo.topr_weights(logprobs_BT, mask_BT, advantages_B, external_B, mu_logprobs_B)
+        ratios_BT = grpo.ratios(logprobs_BT, self._old_logprobs(pending, rows, logprobs_BT))
+        objective_BT = grpo.clipped_objective(ratios_BT, advantages_B, settings.clip_low, settings.clip_high)
+        loss = grpo.token_loss(objective_BT, weights_B, mask_BT, pending.tokens)
+        measured = {}
+        if settings.kl_weight > 0:
+            kl_BT = grpo.kl_estimates(logprobs_BT, self._reference_logprobs(pending, rows))
+            kl = grpo.token_mean(kl_BT, mask_BT, pending.tokens)
+            loss = loss + settings.kl_weight * kl
+            measured["kl"] = kl.item()
+        loss.backward()
+        measured["loss"] = loss.item()
+        measured["entropy"] = grpo.token_mean(reading.entropies_BT, mask_BT, pending.tokens).item()
+        clipped_BT = grpo.clipped(ratios_BT.detach(), advantages_B, settings.clip_low, settings.clip_high)
+        measured["clip_fraction"] = grpo.token_mean(clipped_BT, mask_BT, pending.tokens).item()
+        if pending.external:
+            measured["weight_mean"] = weights_B[external_B].sum().item() / pending.external
+        if pending.external_negative:
+            measured["weight_mean_negative"] = weights_B[external_B & (advantages_B < 0)].sum().item() / pending.external_negative
+        return measured
+
+    def _step(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm).item()
+        if not math.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise ModelError(
+                f"the gradient of update {self.policy_version + 1} is not finite: lower LEARNING_RATE or set DTYPE to float32, and "
+                "start again from the last checkpoint"
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.policy_version += 1
+        return norm
+
+    def _old_logprobs(self, pending: _Pending, rows: list[int], logprobs_BT: Tensor) -> Tensor | None:
+        """What the policy is compared with: itself (None) if there is a single update, else what was recorded while sampling.
+
+        Nobody recorded external completions, so the first pass does.
+        """
+        if self._settings.updates_per_batch == 1:
+            return None
+        _remember(pending.old, rows, pending.passages(rows), logprobs_BT)
+        return pad_sequence([pending.old[row] for row in rows], batch_first=True)
+
+    def _reference_logprobs(self, pending: _Pending, rows: list[int]) -> Tensor:
+        if any(row not in pending.reference for row in rows):
+            adapter_off = contextlib.nullcontext() if self._frozen is not None else self._policy.model.disable_adapter()
+            with torch.no_grad(), adapter_off:
+                model = self._policy.model if self._frozen is None else self._frozen
+                reading = self._reader.read(model, pending.passages(rows))
+            _remember(pending.reference, rows, pending.passages(rows), reading.logprobs_BT)
+        return pad_sequence([pending.reference[row] for row in rows], batch_first=True)
+
+
+def examples_of(policy: Policy, rollout: Rollout) -> list[Example]:
+    """The completions of one rollout as this policy's token ids, with their advantages; one without tokens has nothing to train on.
+
+    What a peer claims of a completion that had to be cut is of another, longer text: it is treated like no claim.
+    """
+    prompt_ids = tuple(policy.prompt_ids(rollout.question.prompt))
+    examples = []
+    for completion, advantage in zip(rollout.completions, grpo.group_advantages(_rewards(rollout)).tolist(), strict=True):
+        ids, whole = policy.completion_ids(completion)
+        # No tokenizer makes more tokens of a text than it has bytes, the end token aside.
+        mu_logprob = grpo.credible_logprob(completion.logprob if whole else None, len(completion.text.encode()) + 1)
+        passage = Passage(prompt_ids, ids)
+        examples.append(Example(passage, advantage, not completion.token_ids, mu_logprob, completion.token_logprobs))
+    return [example for example in examples if example.passage.completion_ids]
+
+
+def micro_batches(examples: Sequence[Example], token_budget: int) -> list[list[int]]:
+    """Cut the batch into rows of similar length, longest first, with at most `token_budget` tokens each, padding included.
+
+    A single example over the budget is a micro-batch of its own. The cut depends on the lengths and the batch's order only.
+    """
+    lengths = [example.passage.length for example in examples]
+    cut: list[list[int]] = []
+    for row in sorted(range(len(examples)), key=lambda row: -lengths[row]):
+        if not cut or (len(cut[-1]) + 1) * lengths[cut[-1][0]] > token_budget:
+            cut.append([])
+        cut[-1].append(row)
+    return cut
+
+
+def _rewards(rollout: Rollout) -> Tensor:
+    return torch.tensor(rollout.rewards, dtype=torch.float64)
+
+
+def _remember(memory: dict[int, Tensor], rows: list[int], passages: list[Passage], logprobs_BT: Tensor) -> None:
+    """Keep the log-probabilities of rows that are not known yet, without their padding."""
+    for row, passage, logprobs_T in zip(rows, passages, logprobs_BT.detach(), strict=True):
+        if row not in memory:
+            memory[row] = logprobs_T[: len(passage.completion_ids)].clone()
+
+
+def _add(totals: dict[str, float], parts: dict[str, float]) -> None:
+    for name, part in parts.items():
+        totals[name] = totals.get(name, 0.0) + part
