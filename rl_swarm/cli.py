@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -29,8 +30,8 @@ class Commands(click.Group):
 def configurable(command: F) -> F:
     """Give a command a flag for every setting; values are checked by config.py, not by click."""
     for field_name, setting in reversed(SETTINGS.items()):
-        help_text = f"{setting.meaning} [{setting.variable}]"
-        command = click.option(setting.flag, field_name, default=None, help=help_text)(command)
+        names = [setting.flag, "--experiment"] if field_name == "experiment" else [setting.flag]
+        command = click.option(*names, field_name, default=None, help=f"{setting.meaning} [{setting.variable}]")(command)
     return command
 
 
@@ -66,11 +67,45 @@ def config(as_json: bool, **flags: str | None) -> None:
 @configurable
 def coordinate(**flags: str | None) -> None:
     """Announce rounds for an experiment. Loads no model."""
+    _coordinate(flags)
+
+
+def _coordinate(flags: dict[str, str | None]) -> None:
     from rl_swarm.node import make_coordinator, open_node
     from rl_swarm.tasks import tasks_version
 
     node = open_node(os.environ, flags | {"role": "coordinator"}, tasks_version=tasks_version())
     node.run(make_coordinator(node).run)
+
+
+@main.command()
+@configurable
+def work(**flags: str | None) -> None:
+    """Train a model as one worker of an experiment."""
+    _work(flags)
+
+
+def _work(flags: dict[str, str | None]) -> None:
+    from rl_swarm.node import open_node
+    from rl_swarm.tasks import tasks_version
+
+    node = open_node(os.environ, flags | {"role": "worker"}, tasks_version=tasks_version())
+
+    def learn() -> str:
+        node.journal.say("loading libraries")
+        from rl_swarm.learner import make_learning_worker
+
+        return make_learning_worker(node).run()
+
+    node.run(learn)
+
+
+@main.command()
+@configurable
+def node(**flags: str | None) -> None:
+    """Coordinate or work, as NODE_ROLE says."""
+    run = _coordinate if load(os.environ, flags).role == "coordinator" else _work
+    run(flags)
 
 
 @main.command()
@@ -124,6 +159,110 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
         watch(read)
     else:
         Console().print(status_view(read(), time.time()))
+
+
+@main.command()
+@configurable
+@click.option("--seconds", type=click.FloatRange(min=1), default=120.0, show_default=True, help="how long to look")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
+    """Find the tasks and difficulty levels that this model can learn from, and the TASKS value to use."""
+    from rich.console import Console
+
+    from rl_swarm.clock import SystemClock
+    from rl_swarm.learner import load_policy
+    from rl_swarm.probe import Probe, progress_line, show
+    from rl_swarm.tasks import parse_tasks
+
+    loaded, clock = load(os.environ, flags), SystemClock()
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    named = parse_tasks(loaded.tasks)
+    click.echo(f"loading {loaded.model}", err=True)
+    look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=clock)
+    with progress_line(Console(stderr=True), clock) as watch:
+        report = look.run(seconds, watch)
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=1))
+    else:
+        show(report, Console())
+
+
+@main.command()
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="workers on this machine")
+@click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
+@configurable
+def swarm(workers: int, follow: bool, **flags: str | None) -> None:
+    """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
+    from rl_swarm.launch import Launcher, consoles_of, launch_environment, plan
+
+    environment = launch_environment(os.environ, flags)
+    loaded = load(environment)
+    launcher = Launcher(plan(environment, workers, consoles_of(loaded)), say=click.echo, follow=follow)
+    click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
+    click.echo(f"swarm {launcher.run()}")
+
+
+@main.command()
+@configurable
+@click.option("--rounds", type=int, default=None, help="rounds that must be there [as many as were done]")
+@click.option("--nodes", type=int, default=None, help="registered nodes, the coordinator included")
+@click.option("--transplants", type=int, default=None, help="J that was asked for")
+@click.option("--output", default="test_results.json", show_default=True, help="where the findings are written")
+def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: str, **flags: str | None) -> None:
+    """Check that a run is whole and true; exit 0 if it is, 1 if not."""
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from rl_swarm.experiments.validate import Expected, passed, results
+    from rl_swarm.experiments.validate import validate as check
+    from rl_swarm.store import open_store
+    from rl_swarm.swarm.layout import Layout
+    from rl_swarm.view import findings_view
+
+    loaded = _load(flags)
+    findings = check(open_store(loaded.store_url), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants))
+    Console().print(findings_view(findings))
+    Path(output).write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
+    sys.exit(0 if passed(findings) else 1)
+
+
+@main.command()
+@click.argument("question")
+@configurable
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def ask(question: str, as_json: bool, **flags: str | None) -> None:
+    """Answer QUESTION with the base model and with the trained one, side by side.
+
+    Without --node-id the node that came furthest is asked.
+    """
+    from rich.console import Console
+
+    from rl_swarm.ask import ask as answer
+    from rl_swarm.ask import show
+
+    _load(flags)
+    answers = answer(os.environ, flags, question)
+    if as_json:
+        click.echo(json.dumps(answers.as_dict(), indent=1))
+    else:
+        show(answers, Console())
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@configurable
+def export(folder: Path, **flags: str | None) -> None:
+    """Write the trained model to FOLDER, as transformers loads it.
+
+    Without --node-id the node that came furthest is exported. An earlier export in FOLDER is replaced.
+    """
+    from rl_swarm.export import export_run
+
+    _load(flags)
+    figures = export_run(os.environ, flags, folder)
+    click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")
 
 
 def _load(flags: dict[str, str | None]) -> Config:

@@ -1,5 +1,6 @@
 """Time as an argument, so that a simulation can drive the shipped loops with a virtual clock."""
 
+import random
 import threading
 import time
 from typing import Protocol
@@ -32,3 +33,17 @@ class SystemClock:
 
     def wake(self) -> None:
         self._woken.set()
+
+
+class Pauses:
+    """Jittered pauses that grow from short to `longest`: an answer that comes soon is heard soon, a long wait costs few looks."""
+
+    def __init__(self, clock: Clock, longest: float, chance: random.Random) -> None:
+        self.clock = clock
+        self.longest = longest
+        self.chance = chance
+        self.next = min(0.05, longest)
+
+    def pause(self, at_most: float = float("inf")) -> None:
+        self.clock.sleep(max(0.001, min(self.next * (0.5 + self.chance.random()), at_most)))
+        self.next = min(self.next * 1.5, self.longest)

@@ -7,7 +7,7 @@ do no harm: every round number is written once, and the one with the lower epoch
 import secrets
 from dataclasses import dataclass
 
-from rl_swarm.clock import Clock
+from rl_swarm.clock import Clock, Pauses
 from rl_swarm.errors import BadDocument, StoreAway
 from rl_swarm.journal import Journal
 from rl_swarm.randomness import generator
@@ -17,7 +17,7 @@ from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, 
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Rounds, rounds_with_rewards, submitted
 from rl_swarm.worker import Stop
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
 
 
@@ -81,7 +81,7 @@ class Coordinator:
                 self._roll_call()
                 break
             except StoreAway as away:
-                self._wait(f"waiting for the store: {away}", -1)
+                self._wait_for_store(away, -1)
                 if self.stop.requested:
                     return -1
         self.journal.event("started", round=reached, epoch=self.epoch)
@@ -113,7 +113,7 @@ class Coordinator:
             except BadDocument:
                 number += 1  # the number is taken by a file that cannot be read: go past it, never over it
             except StoreAway as away:
-                self._wait(f"waiting for the store: {away}", number)
+                self._wait_for_store(away, number)
         return number - 1
 
     def _keep_open(self, number: int) -> int:
@@ -121,6 +121,7 @@ class Coordinator:
         opened = self.clock.monotonic()
         first_submission: float | None = None
         next_look = opened + self.settings.round_interval
+        pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
         while not self.stop.requested:
             try:
                 done = submitted(self.store, self.layout, number)
@@ -137,7 +138,8 @@ class Coordinator:
                 waiting_for = f"the store: {away}"
             if not waiting_for:
                 return number
-            self._wait(f"waiting for {waiting_for}", number)
+            self.journal.state(f"waiting for {waiting_for}"[:200], number)
+            pauses.pause()
         return number
 
     def _waiting_for(self, done: set[str], open_seconds: float, since_first: float | None) -> str:
@@ -187,9 +189,9 @@ class Coordinator:
             number = self._announce(missing)
         return number
 
-    def _wait(self, doing: str, number: int) -> None:
-        self.journal.state(doing[:200], number)
-        self.clock.sleep(min(POLL_SECONDS, self.settings.round_interval / 20) * (0.5 + self._jitter.random()))
+    def _wait_for_store(self, away: StoreAway, number: int) -> None:
+        self.journal.state(f"waiting for the store: {away}"[:200], number)
+        self.clock.sleep(POLL_SECONDS * (0.5 + self._jitter.random()))
 
     def _show(self, number: int, status: str) -> None:
         state = CurrentState(number, self.clock.wall(), self.settings.node_id, self.layout.experiment_name, status)

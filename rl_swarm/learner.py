@@ -10,6 +10,7 @@ from rl_swarm.evaluation import HeldOut
 from rl_swarm.models import load
 from rl_swarm.node import Node, make_worker
 from rl_swarm.policy import Policy
+from rl_swarm.push import make_pusher
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.tasks import Tasks, parse_tasks
@@ -26,9 +27,8 @@ class Learner:
     trainer: Trainer
 
 
-def make_learner(config: Config, node_id: str) -> Learner:
-    """Tasks and model of one node; raises ConfigError or ModelError before any training begins."""
-    tasks = Tasks(parse_tasks(config.tasks), seed=config.seed, node_id=node_id)
+def load_policy(config: Config) -> Policy:
+    """The base model of a node; raises ModelError if it cannot be loaded here."""
     loaded = load(
         config.model,
         cpu_only=config.cpu_only,
@@ -37,7 +37,7 @@ def make_learner(config: Config, node_id: str) -> Learner:
         token=config.hub_token,
         seed=config.seed,
     )
-    policy = Policy(
+    return Policy(
         loaded.model,
         loaded.tokenizer,
         max_new_tokens=config.max_new_tokens,
@@ -46,6 +46,12 @@ def make_learner(config: Config, node_id: str) -> Learner:
         device=loaded.device,
         name=loaded.name,
     )
+
+
+def make_learner(config: Config, node_id: str) -> Learner:
+    """Tasks and model of one node; raises ConfigError or ModelError before any training begins."""
+    tasks = Tasks(parse_tasks(config.tasks), seed=config.seed, node_id=node_id)
+    policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, TrainerSettings(learning_rate=config.learning_rate, correction=config.correction))
     return Learner(tasks, policy, trainer)
@@ -61,6 +67,7 @@ def make_learning_worker(node: Node) -> Worker:
         trainer=learner.trainer,
         checkpoints=make_checkpoints(node),
         evaluate=HeldOut(learner.tasks, learner.policy),
+        push=make_pusher(node, learner.policy),
     )
     node.journal.event("model_loaded", model=learner.policy.name, device=str(learner.policy.device))
     return worker

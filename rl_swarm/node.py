@@ -26,7 +26,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Pulse, Registration, register
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Rounds
-from rl_swarm.worker import Checkpoints, Evaluate, Policy, Stop, Tasks, Trainer, Worker, WorkerSettings
+from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 
 DRAIN_SECONDS = 30.0
 
@@ -139,6 +139,7 @@ def make_worker(
     trainer: Trainer,
     checkpoints: Checkpoints,
     evaluate: Evaluate | None = None,
+    push: Push | None = None,
 ) -> Worker:
     config = node.config
     exchange = Exchange(
@@ -184,4 +185,5 @@ def make_worker(
         clock=node.clock,
         stop=node.stop,
         evaluate=evaluate,
+        push=push,
     )

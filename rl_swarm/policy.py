@@ -18,7 +18,10 @@ from rl_swarm import grpo
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.rollout import Completion, Question
 
-SYSTEM_PROMPT = "Solve the problem. Think briefly if you need to, then write only the final answer between <answer> and </answer>."
+SYSTEM_PROMPT = (
+    "Solve the problem. Think briefly if you need to, then write only the final answer between <answer> and </answer>, "
+    "for example: <answer>42</answer>"
+)
 PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
 BATCH_TOKENS = (
     1 << 16

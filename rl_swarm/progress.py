@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_swarm.errors import NotFound
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, sequence_of_file
+from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import Rounds
 
@@ -128,6 +128,13 @@ def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
         opened_at=newest.opened_at if newest else None,
         nodes=nodes,
     )
+
+
+def all_experiments(store: Store) -> list[ExperimentStatus]:
+    """The status of every experiment in a store; folders that are none are left out."""
+    names = [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/")]
+    found = [experiment_status(store, Layout(name)) for name in names]
+    return [status for status in found if status.status != "empty"]
 
 
 def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:

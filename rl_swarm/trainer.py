@@ -43,8 +43,8 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         if self.correction not in ("topr", "none"):
             raise ConfigError(f"EXTERNAL_CORRECTION must be topr or none, got {self.correction!r}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"LEARNING_RATE must be above 0, got {self.learning_rate}")
+        if not (self.learning_rate >= 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"LEARNING_RATE must be at least 0, got {self.learning_rate}")
         for name in ("updates_per_batch", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

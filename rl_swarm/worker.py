@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
-from rl_swarm.clock import Clock
+from rl_swarm.clock import Clock, Pauses
 from rl_swarm.document import seal
 from rl_swarm.errors import CheckpointError, StoreAway
 from rl_swarm.journal import Journal
@@ -22,8 +22,9 @@ from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Reward, Rounds, newest_of_others
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
 BARREN_ROUNDS = 20
+PUSH_SECONDS = {"complete": 1800.0, "stopped": 60.0}  # who stops a node waits for it
 PATIENCE_INTERVALS = (
     1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
 )
@@ -60,6 +61,14 @@ class Checkpoints(Protocol):
 
 class Evaluate(Protocol):
     def __call__(self, round_number: int) -> dict[str, float]: ...
+
+
+class Push(Protocol):
+    """Shares the model as it is now. It reports its failures itself, raises none of them, and only `close` waits."""
+
+    def after_round(self, number: int) -> None: ...
+    def __call__(self, round_number: int) -> None: ...
+    def close(self, patience_seconds: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Worker:
         clock: Clock,
         stop: Stop | None = None,
         evaluate: Evaluate | None = None,
+        push: Push | None = None,
     ) -> None:
         self.settings = settings
         self.tasks = tasks
@@ -116,6 +126,7 @@ class Worker:
         self.clock = clock
         self.stop = stop or Stop()
         self.evaluate = evaluate
+        self.push = push
         self.totals: Counter[str] = Counter()
         self._patient = True
         self._next_survey = 0.0
@@ -135,6 +146,8 @@ class Worker:
                 self._mark_boundary(number + 1)
                 if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
                     self._try_to_save()
+                if self.push:
+                    self.push.after_round(number + 1)
                 number = self._next_round(number)
         except Stopped:
             pass
@@ -204,7 +217,9 @@ class Worker:
             "reward": reward,
             "reward_std": pstdev(rewards),
             "informative": len(batch.own),
+            "own_wanted": self.settings.own_count,
             "own_used": len(batch.own),
+            "group_size": self.settings.group_size,
             "external_wanted": self.settings.external_count,
             "external_used": len(batch.external),
             "external_age": _mean(number - rollout.round for rollout in batch.external),
@@ -245,7 +260,7 @@ class Worker:
 
     def _evaluate(self, number: int) -> dict[str, float]:
         assert self.evaluate is not None
-        self._step("evaluating", number)
+        self.journal.state("evaluating", number)  # no place to stop: by now the update is done, or the round is not begun
         result = self.evaluate(number)
         self._evaluated_at = number
         self.journal.event("evaluation", round=number, **result)
@@ -292,6 +307,7 @@ class Worker:
         if number + 1 >= self.settings.max_rounds:
             return number + 1
         began = self.clock.monotonic()
+        pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
         while True:
             self.publisher.check()
             announced = self._look_for_round(number)
@@ -304,7 +320,9 @@ class Worker:
                 self._patient = False
                 return number + 1
             self._step("waiting for the next round to be announced", number + 1)
-            self._pause(deadline)
+            if not self.publisher.background:
+                self.publisher.pump()
+            pauses.pause(deadline - self.clock.monotonic())
 
     def _look_for_round(self, number: int) -> int | None:
         """A round announced above `number`. Hearing of any new announcement makes the node patient again."""
@@ -321,12 +339,6 @@ class Worker:
         if self.rounds.newest is not known:
             self._patient = True
         return announced.round if announced and announced.round > number else None
-
-    def _pause(self, deadline: float) -> None:
-        if not self.publisher.background:
-            self.publisher.pump()
-        step = min(POLL_SECONDS, self.settings.round_interval / 20) * (0.5 + self._jitter.random())
-        self.clock.sleep(max(0.001, min(step, deadline - self.clock.monotonic())))
 
     # Stopping and saving
 
@@ -363,6 +375,10 @@ class Worker:
 
     def _finish(self, outcome: str, number: int) -> None:
         self._save()
+        if self.push:
+            self.journal.state("pushing the model", self._boundary[0])
+            self.push(self._boundary[0])
+            self.push.close(PUSH_SECONDS[outcome])
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
         self.journal.event(outcome, round=number, totals=dict(self.totals))

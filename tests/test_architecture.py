@@ -18,7 +18,7 @@ LEVELS = [
     {"tasks", "swarm", "selection", "grpo", "forward", "policy", "models", "journal", "progress"},
     {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
-    {"node", "learner", "probe", "ask", "export", "launch", "view", "experiments", "web", "notebook"},
+    {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "web", "notebook"},
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}

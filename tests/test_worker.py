@@ -208,3 +208,37 @@ def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) 
     checkpoints.full = False
     make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints).run()
     assert checkpoints.saved is not None
+
+
+def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agree(tmp_path: Path) -> None:
+    stop, checkpoints = Stop(), StandInCheckpoints()
+
+    class Stopping(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            stop.requested = self.policy_version == 1
+            return super().update(batch)
+
+    def evaluate(number: int) -> dict[str, float]:
+        return {"held_out": 0.5}
+
+    worker = make(
+        MemoryStore(),
+        tmp_path,
+        VirtualClock(),
+        trainer=Stopping(),
+        stop=stop,
+        checkpoints=checkpoints,
+        evaluate=evaluate,
+        eval_interval=2,
+    )
+    assert worker.run() == "stopped"
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert (restored[0], restored[2]["version"]) == (2, 2)
+
+
+def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> None:
+    stop = Stop()
+    stop.requested = True
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda number: {"held_out": 0.0}, eval_interval=1)
+    assert worker.run() == "stopped"

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+EXPERIMENTS = "experiments"
+
 _ROUND_FILE = re.compile(r"round_(\d{1,15})\.json")
 _ROUND_FOLDER = re.compile(r"round_(\d{1,15})/")
 _NODE_FILE = re.compile(r"(?P<node>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}?)(?:\.(?P<slot>\d{1,6}))?\.json")
@@ -15,7 +17,7 @@ class Layout:
 
     @property
     def root(self) -> str:
-        return f"experiments/{self.experiment_name}"
+        return f"{EXPERIMENTS}/{self.experiment_name}"
 
     @property
     def experiment(self) -> str:

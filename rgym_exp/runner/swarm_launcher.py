@@ -1,0 +1,6 @@
+"""`python -m rgym_exp.runner.swarm_launcher`: `rl-swarm coordinate` or `rl-swarm work`, as NODE_ROLE says."""
+
+from rl_swarm.cli import main
+
+if __name__ == "__main__":
+    main(["node"])

@@ -1,0 +1,1 @@
+"""What is done with whole experiments: validate a run."""

@@ -1,0 +1,214 @@
+"""The whole learner: real model, tasks, policy and trainer in the shipped loop."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+import torch
+
+from rl_swarm import progress
+from rl_swarm.checkpoint import Checkpoints
+from rl_swarm.rollout import Completion, decode
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.layout import Layout
+from tests.learning import LAYOUT, make_worker, same, weights
+from tests.tiny_models import gpt2, plain_tokenizer
+
+
+def test_j_0_inside_a_swarm_gives_the_weights_of_a_run_without_one(tmp_path: Path) -> None:
+    alone = make_worker(MemoryStore(), tmp_path / "alone", "me", MAX_ROUNDS=3, EVAL_INTERVAL=0)
+    alone.run()
+    store = MemoryStore()
+    peer = make_worker(store, tmp_path / "swarm", "peer", MAX_ROUNDS=3, EVAL_INTERVAL=0, SEED=7)
+    among = make_worker(store, tmp_path / "swarm", "me", MAX_ROUNDS=3, EVAL_INTERVAL=0)
+    for number in range(3):
+        peer.play(number)
+        among.play(number)
+    assert same(weights(alone), weights(among))
+    assert not same(weights(alone), weights(peer))
+
+
+def test_external_rollouts_reach_the_weights(tmp_path: Path) -> None:
+    def train(external: int) -> Any:
+        store = MemoryStore()
+        peer = make_worker(store, tmp_path / str(external), "peer", SEED=7, EVAL_INTERVAL=0, NUM_TRAIN_SAMPLES=16)
+        among = make_worker(store, tmp_path / str(external), "me", NUM_TRANSPLANT_TREES=external, EVAL_INTERVAL=0)
+        for number in range(3):
+            peer.play(number)
+            among.play(number)
+        among.journal.flush()
+        return weights(among), sum(row["external_used"] for row in progress.metrics(store, LAYOUT, "me"))
+
+    (without, none), (with_peers, used) = train(0), train(4)
+    assert none == 0 < used
+    assert not same(without, with_peers)
+
+
+def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path: Path) -> None:
+    folder = tmp_path / "random-gpt2"
+    tokenizer = plain_tokenizer()
+    gpt2(len(tokenizer), seed=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    store = MemoryStore()
+    shared = {"TASKS": "easy", "NUM_TRANSPLANT_TREES": 2, "MAX_NEW_TOKENS": 24, "EVAL_INTERVAL": 0}
+    nano = make_worker(store, tmp_path, "nano", **shared, NUM_TRAIN_SAMPLES=16)
+    other = make_worker(store, tmp_path, "other", **shared, MODEL_NAME=folder, LEARNING_RATE=1e-4)
+    _answer_by_chance(other)
+    before = weights(nano), weights(other)
+    for number in range(5):
+        nano.play(number)
+        other.play(number)
+    used = {}
+    for worker in (nano, other):
+        worker.journal.flush()
+        rows = progress.metrics(store, LAYOUT, worker.settings.node_id)
+        used[worker.settings.node_id] = [rollout_id for row in rows for rollout_id in row["external_ids"]]
+        assert all(row["loss"] == row["loss"] for row in rows), "a loss is not a number"
+    assert {rollout_id.split("/")[0] for rollout_id in used["nano"]} == {"other"}
+    assert {rollout_id.split("/")[0] for rollout_id in used["other"]} == {"nano"}
+    assert not same(before[0], weights(nano))
+    assert not same(before[1], weights(other))
+
+
+def _answer_by_chance(worker: Any) -> None:
+    """A model with random weights never answers right: let it say the answer at times, through its own tokenizer."""
+    sample = worker.policy.answer
+
+    def answer(questions: Any, group_size: int, seed: int) -> Any:
+        for question, group in zip(questions, sample(questions, group_size, seed), strict=True):
+            text = f"<answer>{question.answer}</answer>"
+            ids = tuple(worker.policy.tokenizer.encode(text))
+            told = Completion(
+                text, finish="length", tokens=len(ids), logprob=-5.0, token_ids=ids, token_logprobs=(-0.5,) * len(ids)
+            )
+            yield (told, *group[1:])
+
+    worker.policy.answer = answer
+
+
+def test_evaluation_comes_before_the_first_round_and_at_its_interval(tmp_path: Path) -> None:
+    store = MemoryStore()
+    worker = make_worker(store, tmp_path, "me", MAX_ROUNDS=2, EVAL_INTERVAL=2, NUM_TRAIN_SAMPLES=2)
+    worker.run()
+    worker.journal.flush()
+    found = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "evaluation"]
+    assert [row["round"] for row in found] == [0, 2]
+    assert found[0]["held_out_questions"] >= 40
+    assert 0 <= found[0]["held_out"] <= found[0]["held_out_style_blind"] <= 1
+    assert len(found[0]["held_out_by_task"]) == 5
+
+
+def start_work(tmp_path: Path, name: str, **settings: Any) -> "subprocess.Popen[bytes]":
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "GDRIVE_PATH": str(folder / "store"),
+        "RL_SWARM_HOME": str(folder / "home"),
+        "EXPERIMENT_NAME": "trial",
+        "NODE_ID": "me",
+        "MODEL_NAME": "nano",
+        **{key: str(value) for key, value in settings.items()},
+    }
+    with (folder / "console").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "rl_swarm.cli", "work"], env=environment, stdout=log, stderr=log)
+
+
+def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The last checkpoint, and the metrics without what depends on the machine and its moment."""
+    (checkpoints,) = (tmp_path / name / "home").glob("trial-*/me/checkpoints")
+    restored = Checkpoints(checkpoints).restore()
+    assert restored is not None
+    rows = progress.metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
+    passing = {"timestamp", "tokens_per_s", "seconds", "store", "pending"}
+    return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_killed_at_20_moments_ends_like_one_that_never_was(tmp_path: Path) -> None:
+    rounds = 160
+    settings = {"MAX_ROUNDS": rounds, "NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "CHECKPOINT_INTERVAL": 3, "EVAL_INTERVAL": 50}
+    assert start_work(tmp_path, "straight", **settings).wait(300) == 0
+    chance = random.Random(5)
+    where = ["checkpoint"] * 4 + ["spool"] * 4 + ["anywhere"] * 12
+    chance.shuffle(where)
+    for moment in where:
+        process = start_work(tmp_path, "killed", **settings)
+        assert _wait_for_moment(tmp_path / "killed", process, moment, chance), "the run ended before it could be killed 20 times"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert start_work(tmp_path, "killed", **settings).wait(300) == 0
+    straight, killed = result(tmp_path, "straight"), result(tmp_path, "killed")
+    assert [row["round"] for row in killed[1]] == [row["round"] for row in straight[1]] == list(range(rounds))
+    pairs = zip(killed[1], straight[1], strict=True)
+    assert [
+        (one["round"], key) for one, other in pairs for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+    ] == []
+    assert killed[0][0] == straight[0][0] == rounds
+    assert same(killed[0][2]["model"], straight[0][2]["model"])
+    for number in range(rounds):
+        shared = [tmp_path / name / "store" / Layout("trial").bundle(number, "me") for name in ("killed", "straight")]
+        assert decode(shared[0].read_bytes()).rollouts == decode(shared[1].read_bytes()).rollouts
+
+
+MOMENTS = {
+    "checkpoint": "home/trial-*/me/checkpoints/*.partial",
+    "spool": "home/trial-*/me/spool/0*",
+    "anywhere": "store/experiments/*/logs/me/metrics.jsonl",
+}
+
+
+def _wait_for_moment(folder: Path, process: "subprocess.Popen[bytes]", moment: str, chance: random.Random) -> bool:
+    """Until a checkpoint is being written, a document waits in the spool, or some time into a round; False if it ended before."""
+
+    def seen() -> set[tuple[str, int, int]]:
+        found = set()
+        for path in folder.glob(MOMENTS[moment]):
+            with contextlib.suppress(FileNotFoundError):
+                found.add((path.name, path.stat().st_mtime_ns, path.stat().st_size))
+        return found
+
+    before = seen()
+    while process.poll() is None:
+        if seen() - before:
+            time.sleep(chance.random() * (0.3 if moment == "anywhere" else 0.005))
+            return process.poll() is None
+        time.sleep(0.0005)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nano_learns_alone_on_five_seeds(tmp_path: Path) -> None:
+    """Mean own reward of the last 10 of 60 rounds against the frozen base on at least 2,000 completions."""
+    torch.set_num_threads(1)
+    ratios, table = [], []
+    for seed in range(1, 6):
+        store = MemoryStore()
+        frozen = make_worker(store, tmp_path / f"f{seed}", "base", SEED=seed, LEARNING_RATE=0, MAX_ROUNDS=32, EVAL_INTERVAL=0)
+        frozen.run()
+        frozen.journal.flush()
+        base = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "base"))
+        store = MemoryStore()
+        worker = make_worker(store, tmp_path / f"w{seed}", "me", SEED=seed, MAX_ROUNDS=60, EVAL_INTERVAL=60)
+        worker.run()
+        worker.journal.flush()
+        last = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "me")[-10:])
+        held_out = [row["data"]["held_out"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "evaluation"]
+        ratios.append(last / base)
+        table.append((seed, base, last, last / base, *held_out))
+        print("seed {}: base {:.4f}, last ten {:.4f}, ratio {:.1f}, held out {:.3f} -> {:.3f}".format(*table[-1]), flush=True)
+        assert held_out[-1] > held_out[0]
+    print(f"median ratio {median(ratios):.1f}, worst {min(ratios):.1f}")
+    assert median(ratios) >= 5

@@ -1,0 +1,158 @@
+"""The commands and imports of the reference documents, in real processes with a real model."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm.swarm.layout import Layout
+from tests.tiny_models import gpt2, plain_tokenizer
+
+ROOT = Path(__file__).parent.parent
+LAYOUT = Layout("test_validation")
+
+
+class Terminals:
+    """Five terminals on one folder, each with the documents' variables and command."""
+
+    def __init__(self, tmp_path: Path, model: str, **settings: Any) -> None:
+        self.folder = tmp_path / "gdrive"
+        self.folder.mkdir()
+        self.tmp_path = tmp_path
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "OMP_NUM_THREADS": "1",
+            "TEST_MODE": "True",
+            "GDRIVE_PATH": str(self.folder),
+            "EXPERIMENT_NAME": "test_validation",
+            "MODEL_NAME": model,
+            "ROLLOUT_CLEANUP_ENABLED": "False",
+            **{name: str(value) for name, value in settings.items()},
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, node_id: str, role: str) -> None:
+        command = [sys.executable, "-m", "rgym_exp.runner.swarm_launcher"]
+        environment = self.environment | {"NODE_ID": node_id, "NODE_ROLE": role}
+        with (self.tmp_path / f"{node_id}.console").open("wb") as console:
+            self.processes.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=console, stderr=console))
+
+    def run(self) -> float:
+        began = time.monotonic()
+        self.start("coordinator_0", "coordinator")
+        for number in range(1, 5):
+            self.start(f"worker_{number}", "worker")
+        for process in self.processes:
+            assert process.wait(120) == 0, self.consoles()
+        return time.monotonic() - began
+
+    def consoles(self) -> str:
+        return "\n".join(path.read_text() for path in self.tmp_path.glob("*.console"))
+
+    def validate(self, *more: str) -> tuple[int, dict[str, Any]]:
+        results = self.tmp_path / "test_results.json"
+        command = [sys.executable, "rgym_exp/test/validate_test_run.py", "--gdrive-path", str(self.folder)]
+        command += ["--experiment", "test_validation", "--rounds", "3", "--nodes", "5", "--output", str(results), *more]
+        done = subprocess.run(
+            command, cwd=ROOT, env={"PATH": os.environ["PATH"], "COLUMNS": "200"}, capture_output=True, timeout=60
+        )
+        return done.returncode, json.loads(results.read_text())
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminals]:
+    """TEST_MODE with nano and J = 2, done. More questions than TEST_MODE has, so that nano surely finds something to share."""
+    folder = tmp_path_factory.mktemp("terminals")
+    terminals = Terminals(
+        folder, "nano", NUM_TRANSPLANT_TREES=2, NUM_TRAIN_SAMPLES=16, NUM_GENERATIONS=8, COORDINATOR_ROUND_INTERVAL=20
+    )
+    try:
+        assert terminals.run() < 120
+        yield terminals
+    finally:
+        terminals.close()
+
+
+def failed(results: dict[str, Any]) -> dict[str, str]:
+    return {finding["check"]: finding["detail"] for finding in results["findings"] if finding["status"] == "failed"}
+
+
+def test_five_terminals_with_nano_pass_the_validator_and_damage_fails_it_for_the_right_reason(finished: Terminals) -> None:
+    code, results = finished.validate("--transplants", "2")
+    assert (code, failed(results)) == (0, {})
+    garbage = finished.folder / LAYOUT.rollouts_of(0) / "stranger.json"
+    garbage.write_text("hello")
+    code, results = finished.validate()
+    assert code == 0
+    assert any(finding["check"] == "strangers" and finding["status"] == "warning" for finding in results["findings"])
+
+    reward = finished.folder / LAYOUT.reward(1, "worker_3")
+    kept = reward.read_bytes()
+    reward.unlink()
+    code, results = finished.validate()
+    assert (code, failed(results)) == (1, {"rewards": "missing: worker_3 round 1"})
+    reward.write_bytes(kept)
+
+    log = finished.folder / LAYOUT.log("worker_1", "stderr.log")
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    code, results = finished.validate()
+    assert code == 1
+    assert "out of memory" in failed(results)["logs"]
+    log.unlink()
+
+    rollouts = finished.folder / LAYOUT.bundle(2, "worker_2")
+    kept = rollouts.read_bytes()
+    rollouts.unlink()
+    code, results = finished.validate()
+    assert code == 1
+    assert failed(results)["rollouts"] == "worker_2 round 2: no rollout file"
+    rollouts.write_bytes(kept)
+
+
+def test_the_documents_imports(finished: Terminals) -> None:
+    from rgym_exp.utils.experiment_manager import get_experiment_metrics, get_experiment_status, init_experiment, list_experiments
+    from rgym_exp.utils.notebook_utils import run_with_live_output
+    from rgym_exp.utils.progress_tracker import get_experiment_progress
+
+    folder = str(finished.folder)
+    progress = get_experiment_progress(folder, "test_validation")
+    assert {progress[f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
+    assert len(get_experiment_metrics(folder, "test_validation")) == 12
+    assert get_experiment_status(folder, "test_validation")["status"] == "complete"
+    before = (finished.folder / LAYOUT.current_state).read_bytes()
+    assert init_experiment(folder, "test_validation") == str(finished.folder / LAYOUT.root)
+    assert (finished.folder / LAYOUT.current_state).read_bytes() == before, "a live experiment must not be rewound"
+    init_experiment(folder, "another", {"MODEL_NAME": "nano", "NUM_TRAIN_SAMPLES": 2})
+    assert [row["name"] for row in list_experiments(folder)] == ["test_validation"]
+    assert run_with_live_output([sys.executable, "-c", "print('x' * 100000); raise SystemExit(3)"]) == 3
+
+
+def test_j_asked_for_and_never_reached_fails(tmp_path: Path) -> None:
+    """A model with random weights answers nothing right, so no rollout is informative."""
+    folder = tmp_path / "random-gpt2"
+    tokenizer = plain_tokenizer()
+    gpt2(len(tokenizer), seed=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    terminals = Terminals(
+        tmp_path, str(folder), NUM_TRANSPLANT_TREES=1, TASKS="easy", MAX_NEW_TOKENS=8, COORDINATOR_ROUND_INTERVAL=20
+    )
+    try:
+        assert terminals.run() < 120
+        code, results = terminals.validate("--transplants", "1")
+        assert code == 1
+        assert set(failed(results)) == {"sharing"}
+        assert failed(results)["sharing"] == "J = 1 was asked for and no external rollout was ever used"
+    finally:
+        terminals.close()
