@@ -134,6 +134,33 @@ def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
 
 
+def test_a_single_node_stops_and_resumes(tmp_path: Path) -> None:
+    """Scenarios 1 and 4 of the reference documents' testing guide: one node alone, then again after a disconnect."""
+    settings = {"NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "EVAL_INTERVAL": 0}
+    assert start_work(tmp_path, "one", MAX_ROUNDS=3, **settings).wait(120) == 0
+    store = FolderStore(tmp_path / "one" / "store")
+    first = [decode(store.get(LAYOUT.bundle(number, "me"))) for number in range(3)]
+    assert start_work(tmp_path, "one", MAX_ROUNDS=5, **settings).wait(120) == 0
+    assert [decode(store.get(LAYOUT.bundle(number, "me"))) for number in range(3)] == first
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
+    starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
+    assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 3}]
+    assert not [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "error"]
+    assert sorted(path.parent.name for path in (tmp_path / "one" / "store").glob("experiments/*/checkpoints/*/me.pt")) == [
+        "round_3",
+        "round_5",
+    ]
+
+
+def test_a_node_that_lost_its_disk_goes_on_from_the_stores_checkpoint(tmp_path: Path) -> None:
+    settings = {"NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "EVAL_INTERVAL": 0}
+    assert start_work(tmp_path, "one", MAX_ROUNDS=2, **settings).wait(120) == 0
+    assert start_work(tmp_path, "one", MAX_ROUNDS=3, **settings, RL_SWARM_HOME=tmp_path / "another disk").wait(120) == 0
+    store = FolderStore(tmp_path / "one" / "store")
+    starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
+    assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 2}]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_killed_at_20_moments_ends_like_one_that_never_was(tmp_path: Path) -> None:

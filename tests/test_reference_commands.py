@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rl_swarm import progress
+from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
 from tests.tiny_models import gpt2, plain_tokenizer
 
@@ -96,6 +98,7 @@ def test_five_terminals_with_nano_pass_the_validator_and_damage_fails_it_for_the
     garbage.write_text("hello")
     code, results = finished.validate()
     assert code == 0
+    garbage.unlink()
     assert any(finding["check"] == "strangers" and finding["status"] == "warning" for finding in results["findings"])
 
     reward = finished.folder / LAYOUT.reward(1, "worker_3")
@@ -121,15 +124,37 @@ def test_five_terminals_with_nano_pass_the_validator_and_damage_fails_it_for_the
     rollouts.write_bytes(kept)
 
 
+def test_a_newcomer_joins_with_one_string(finished: Terminals) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(finished.tmp_path), "OMP_NUM_THREADS": "1", "NODE_ID": "newcomer"}
+    command = [sys.executable, "-m", "rl_swarm.cli", "join", f"{finished.folder}/test_validation"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = progress.metrics(FolderStore(finished.folder), LAYOUT, "newcomer")
+    assert [(row["round"], row["own_wanted"], row["group_size"], row["external_wanted"]) for row in rows] == [(2, 16, 8, 2)]
+    registration = json.loads((finished.folder / LAYOUT.peer("newcomer")).read_text())
+    assert registration["model"] == "nano"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"), [("nowhere", "must be STORE/EXPERIMENT"), (".", "must be"), ("{}/none", "no experiment 'none'")]
+)
+def test_a_wrong_address_is_one_line(address: str, says: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rl_swarm.cli", "join", address.format(tmp_path)]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_documents_imports(finished: Terminals) -> None:
     from rgym_exp.utils.experiment_manager import get_experiment_metrics, get_experiment_status, init_experiment, list_experiments
     from rgym_exp.utils.notebook_utils import run_with_live_output
     from rgym_exp.utils.progress_tracker import get_experiment_progress
 
     folder = str(finished.folder)
-    progress = get_experiment_progress(folder, "test_validation")
-    assert {progress[f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
-    assert len(get_experiment_metrics(folder, "test_validation")) == 12
+    newest = get_experiment_progress(folder, "test_validation")
+    assert {newest[f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
+    assert len([row for row in get_experiment_metrics(folder, "test_validation") if row["node_id"] != "newcomer"]) == 12
     assert get_experiment_status(folder, "test_validation")["status"] == "complete"
     before = (finished.folder / LAYOUT.current_state).read_bytes()
     assert init_experiment(folder, "test_validation") == str(finished.folder / LAYOUT.root)

@@ -430,7 +430,7 @@ def test_an_adapter_is_all_that_is_trained_and_saved() -> None:
     "wrong",
     [
         {"correction": "ppo"},
-        {"learning_rate": 0.0},
+        {"learning_rate": -1e-3},
         {"updates_per_batch": 0},
         {"micro_batch_tokens": 0},
         {"clip_low": 1.0},
@@ -455,7 +455,7 @@ def test_it_learns(architecture: str, updates: int) -> None:
     """A toy reward: the share of 'e' in the text."""
     made = policy(architecture, wide=0.05, max_new_tokens=8)
     trainer, history = Trainer(made, replace(SETTINGS, learning_rate=1e-2, updates_per_batch=updates)), []
-    for number in range(20):
+    for number in range(25):
         rollouts = []
         for question, group in zip(QUESTIONS, made.answer(QUESTIONS, 16, seed=number), strict=True):
             done = tuple(replace(d, reward=d.text.count("e") / max(1, len(d.text))) for d in group)

@@ -41,7 +41,8 @@ def load(
     `seed` draws the model behind `auto` and the start of LoRA's adapters, so that a node that begins again begins the same.
     """
     device = choose_device(cpu_only)
-    chosen = choose_dtype(device, dtype)
+    # Adam's small steps round away in bfloat16 weights, so a model that is trained as a whole is held in float32.
+    chosen = choose_dtype(device, "float32" if dtype == "auto" and not lora_rank else dtype)
     if dtype == "float16" and not lora_rank:
         raise ModelError("DTYPE=float16 cannot train all weights (its steps underflow): set LORA_RANK, or use float32 or bfloat16")
     if name == "auto":
