@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup test test-slow check format lock bench readme
+.PHONY: help setup demo test test-slow check format lock bench readme
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV); the first time takes a few minutes"
 	@$(BIN)/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
 	@touch $@
+
+demo: $(READY) ## Train four small models together on this machine, shown live
+	$(BIN)/rl-swarm demo
 
 test: $(READY) ## Run the tests that need no more than two cores and a few minutes
 	$(BIN)/python -m pytest -q

@@ -4,7 +4,6 @@ Looking at a run changes nothing in it: nothing is published, no lock is taken, 
 are. Only one model is in memory; the trained weights take the place of the base model's.
 """
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.swarm.peers import read_registration
 from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.view import visible
 
 Flags = Mapping[str, str | None]
 
@@ -231,8 +231,3 @@ def show(answers: Answers, console: Console) -> None:
         table.add_column(ratio=1)
     table.add_row(*(Panel(Text(visible(text)), title=Text(visible(title))) for title, text in scored))
     console.print(Text(visible(answers.question)), table)
-
-
-def visible(text: str) -> str:
-    """Text whose control characters (colours, cursor movement, writing direction) are spelt out instead of taking effect."""
-    return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else repr(match[0])[1:-1], text)

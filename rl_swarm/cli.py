@@ -189,18 +189,85 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 
 
 @main.command()
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="workers on this machine")
+@click.option("--workers", type=click.IntRange(1, 64), default=None, help="workers on this machine [4, or the preset's]")
+@click.option("--preset", default=None, help="settings for several nodes on one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
 @configurable
-def swarm(workers: int, follow: bool, **flags: str | None) -> None:
+def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
     from rl_swarm.launch import Launcher, consoles_of, launch_environment, plan
+    from rl_swarm.memory import find_preset, refuse_if_too_large
 
-    environment = launch_environment(os.environ, flags)
+    chosen = find_preset(preset) if preset else None
+    workers = workers or (chosen.workers if chosen else 4)
+    environment = launch_environment(chosen.under(os.environ) if chosen else os.environ, flags)
     loaded = load(environment)
+    for warning in refuse_if_too_large(environment, loaded, workers):
+        click.echo(f"warning: {warning}", err=True)
     launcher = Launcher(plan(environment, workers, consoles_of(loaded)), say=click.echo, follow=follow)
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
     click.echo(f"swarm {launcher.run()}")
+
+
+@main.command()
+@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="workers on this machine")
+@configurable
+def demo(workers: int, **flags: str | None) -> None:
+    """Train small models together on this machine, shown live, and report what they learnt; a few minutes on two cores."""
+    from rich.console import Console
+
+    from rl_swarm.experiments.demo import run_demo
+
+    run_demo(os.environ, flags, workers, sys.argv[0], Console())
+
+
+@main.command()
+@configurable
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers that this machine is to run")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
+    """Look at this machine, its libraries, the store and the experiment, and say what to do; exit 1 if something is wrong."""
+    from rich.console import Console
+
+    from rl_swarm.doctor import examine
+    from rl_swarm.experiments.validate import passed, results
+    from rl_swarm.view import findings_view
+
+    with Console(stderr=True).status("looking at this machine and the store"):
+        findings = examine(os.environ, flags, workers=workers)
+    if as_json:
+        experiment = flags["experiment"] or os.environ.get("EXPERIMENT_NAME", "")
+        click.echo(json.dumps(results(experiment, findings), indent=1))
+    else:
+        Console().print(findings_view(findings))
+    sys.exit(0 if passed(findings) else 1)
+
+
+@main.command()
+@click.argument("name", metavar="MODEL")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers on this machine")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=None, help="longest prompt [as long as the TASKS make them]")
+@click.option(
+    "--gpu-gb", type=click.FloatRange(min=1), default=None, help="assume a GPU with so much memory instead of this machine"
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@configurable
+def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:
+    """Estimate the memory that workers with MODEL need, part by part, against this machine; exit 1 if they cannot fit."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from rl_swarm.memory import assess, assumed_gpu, table, verdict
+
+    loaded = load(os.environ, flags | {"model": name})
+    device = assumed_gpu(gpu_gb) if gpu_gb else None
+    report = assess(name, workers, loaded, device=device, prompt_tokens=prompt_tokens)
+    found = verdict(report)
+    if as_json:
+        click.echo(json.dumps(report.as_dict(), indent=1))
+    else:
+        Console().print(table(report), Text(f"{found.status}: {found.detail}"), soft_wrap=True)
+    sys.exit(1 if found.status == "failed" else 0)
 
 
 @main.command()

@@ -12,6 +12,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rl_swarm import __version__, progress
@@ -187,9 +188,12 @@ class Journal:
 
 
 def memory_gb() -> float:
-    """Peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 30 if sys.platform == "darwin" else 1 << 20)
+    """Peak resident memory of this process; on Linux `ru_maxrss` can still hold the peak of the parent that started it."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 30 if sys.platform == "darwin" else 1 << 20)
+    return int(status.partition("VmHWM:")[2].split()[0]) / (1 << 20)
 
 
 def _line(row: dict[str, Any]) -> str:

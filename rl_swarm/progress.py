@@ -70,8 +70,9 @@ def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
 
 
 def metrics(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
-    """One row a round, in order."""
-    by_round = {row["round"]: row for row in rows(lines(store, layout.log(node_id, "metrics.jsonl"))) if "round" in row}
+    """One row a round, in order; a row without a whole number for its round is none."""
+    found = rows(lines(store, layout.log(node_id, "metrics.jsonl")))
+    by_round = {row["round"]: row for row in found if isinstance(row.get("round"), int)}
     return [by_round[number] for number in sorted(by_round)]
 
 

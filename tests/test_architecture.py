@@ -22,7 +22,7 @@ LEVELS = [
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
-TORCH = {"models", "policy", "grpo", "forward", "trainer", "checkpoint"}
+TORCH = {"memory", "models", "policy", "grpo", "forward", "trainer", "checkpoint"}
 
 
 def imports(path: Path) -> set[str]:
