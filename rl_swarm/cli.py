@@ -247,9 +247,7 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
 @click.argument("name", metavar="MODEL")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers on this machine")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=None, help="longest prompt [as long as the TASKS make them]")
-@click.option(
-    "--gpu-gb", type=click.FloatRange(min=1), default=None, help="assume a GPU with so much memory instead of this machine"
-)
+@click.option("--gpu-gb", type=click.FloatRange(min=1), default=None, help="assume a GPU of this size, not this machine")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @configurable
 def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:

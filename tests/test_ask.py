@@ -10,10 +10,11 @@ import torch
 from rich.console import Console
 
 from rl_swarm import ask as asking
-from rl_swarm.ask import Answers, Trained, apply_weights, load_policy, newest_checkpoint, open_run, show, trained_config, visible
+from rl_swarm.ask import Answers, Trained, apply_weights, newest_checkpoint, open_run, show, trained_config
 from rl_swarm.checkpoint import Checkpoints
 from rl_swarm.config import load
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.learner import load_policy
 from rl_swarm.local import claim, experiment_folder
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Question
@@ -23,6 +24,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.tasks import Tasks, parse_tasks
 from rl_swarm.trainer import Trainer, TrainerSettings
+from rl_swarm.view import visible
 from tests.tiny_models import chat_tokenizer, gpt2, llama, plain_tokenizer
 
 LAYOUT = Layout("trial")

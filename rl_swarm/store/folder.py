@@ -42,7 +42,8 @@ class FolderStore(Store):
                 raise ConfigError(f"GDRIVE_PATH must be a folder, got the file {path!r}: name the folder that all nodes share")
             if not root.exists() and not root.parent.is_dir():
                 raise ConfigError(
-                    f"GDRIVE_PATH cannot be made, {str(root.parent)!r} does not exist, got {path!r}: mount the drive or make the folder"
+                    f"GDRIVE_PATH cannot be made, {str(root.parent)!r} does not exist, got {path!r}: "
+                    "mount the drive or make the folder"
                 )
             root.mkdir(exist_ok=True)
             probe = root / f".probe-{secrets.token_hex(8)}"
@@ -50,7 +51,8 @@ class FolderStore(Store):
             probe.unlink()
         except OSError as error:
             raise ConfigError(
-                f"GDRIVE_PATH is not writable, got {path!r} ({error.strerror}): mount it again, change its permissions, or choose another"
+                f"GDRIVE_PATH is not writable, got {path!r} ({error.strerror}): "
+                "mount it again, change its permissions, or choose another"
             ) from None
         return cls(root, clock)
 
