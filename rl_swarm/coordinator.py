@@ -109,6 +109,7 @@ class Coordinator:
                 self._show(number, "running")
                 self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
                 self.journal.event("round_opened", round=number, live=len(mine.live))
+                self.journal.progress("round_start", number)
                 return number
             except BadDocument:
                 number += 1  # the number is taken by a file that cannot be read: go past it, never over it
@@ -204,6 +205,8 @@ class Coordinator:
         except StoreAway:
             self.journal.say("the store is away: current_state.json could not be written, the rounds themselves are safe")
         self.journal.event(outcome, round=number)
+        if outcome == "complete":
+            self.journal.progress("training_complete", number)
         self.journal.state(outcome, number)
         self.journal.say(f"coordinator {outcome} at round {number}")
         return outcome

@@ -30,7 +30,7 @@ class NodeProcess:
     """One node, through all its lives."""
 
     node_id: str
-    role: str
+    command: list[str]
     environment: dict[str, str]
     console: Path
     process: "subprocess.Popen[bytes] | None" = None
@@ -39,11 +39,10 @@ class NodeProcess:
     done: bool = False
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "rl_swarm.cli", "coordinate" if self.role == "coordinator" else "work"]
         with self.console.open("ab") as output:
             # A session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
             self.process = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
     def last_line(self) -> str:
@@ -173,7 +172,8 @@ def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: in
     threads = str(max(1, (cores or os.cpu_count() or 1) // workers))
     shared = {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     names = [("coordinator_0", "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
+    command = [sys.executable, "-m", "rl_swarm.cli", "node"]
     return [
-        NodeProcess(node_id, role, shared | {"NODE_ID": node_id, "NODE_ROLE": role}, consoles / f"{node_id}.log")
+        NodeProcess(node_id, command, shared | {"NODE_ID": node_id, "NODE_ROLE": role}, consoles / f"{node_id}.log")
         for node_id, role in names
     ]
