@@ -8,21 +8,22 @@ rounds, and goes on alone when there is no coordinator or no store.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Protocol
 
-from rl_swarm.clock import Clock, Pauses
+from rl_swarm.clock import Clock
 from rl_swarm.document import seal
-from rl_swarm.errors import CheckpointError, StoreAway
+from rl_swarm.errors import CheckpointError
 from rl_swarm.journal import Journal
+from rl_swarm.measures import Stopwatch, batch_figures, own_figures, rewards_of
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.selection import Batch, choose
 from rl_swarm.swarm.exchange import Exchange
+from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Reward, Rounds, newest_of_others
+from rl_swarm.swarm.rounds import Reward, Rounds
 
-POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
 BARREN_ROUNDS = 20
 PUSH_SECONDS = {"complete": 1800.0, "stopped": 60.0}  # who stops a node waits for it
 PATIENCE_INTERVALS = (
@@ -128,10 +129,8 @@ class Worker:
         self.evaluate = evaluate
         self.push = push
         self.totals: Counter[str] = Counter()
-        self._patient = True
-        self._next_survey = 0.0
         self._barren = 0
-        self._jitter = generator("wait", settings.node_id)
+        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval, settings.window)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
         self._evaluated_at = 0
@@ -181,7 +180,7 @@ class Worker:
         watch.lap("store")
         self._record(number, reward, own, batch, learnt, watch)
 
-    def _answer(self, questions: list[Question], number: int, watch: "Stopwatch") -> list[Rollout]:
+    def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
         """Answer and score; each rollout is offered to the exchange as soon as it exists."""
         own = []
         seed = key(self.settings.seed, self.settings.node_id, number, "sample")
@@ -197,45 +196,33 @@ class Worker:
         return own
 
     def _submit(self, own: list[Rollout], number: int) -> float:
-        """The reward of a round is the mean over own completions only: mixing in chosen ones of peers would flatter it."""
-        rewards = [reward for rollout in own for reward in rollout.rewards]
+        rewards = rewards_of(own)
         document = Reward(self.settings.node_id, number, fmean(rewards), len(rewards), self.clock.wall())
         self.publisher.put(self.rounds.layout.reward(number, self.settings.node_id), seal(document))
         return document.reward
 
     def _record(
-        self, number: int, reward: float, own: list[Rollout], batch: Batch, learnt: dict[str, float], watch: "Stopwatch"
+        self, number: int, reward: float, own: list[Rollout], batch: Batch, learnt: dict[str, float], watch: Stopwatch
     ) -> None:
-        rewards = [value for rollout in own for value in rollout.rewards]
-        tokens = sum(done.tokens for rollout in own for done in rollout.completions)
-        self.totals.update(rounds=1, completions=len(rewards), tokens=tokens, external_used=len(batch.external))
         evaluated = self._evaluate(number + 1) if self._due(number + 1) else {}
         row = {
             **learnt,
             **evaluated,
+            **own_figures(own),
+            **batch_figures(batch, number),
             "round": number,
-            "reward": reward,
-            "reward_std": pstdev(rewards),
-            "informative": len(batch.own),
             "own_wanted": self.settings.own_count,
-            "own_used": len(batch.own),
-            "group_size": self.settings.group_size,
             "external_wanted": self.settings.external_count,
-            "external_used": len(batch.external),
-            "external_age": _mean(number - rollout.round for rollout in batch.external),
-            "external_ids": [rollout.id for rollout in batch.external],
-            "external_reward": _mean(value for rollout in batch.external for value in rollout.rewards),
-            "own_ids": [rollout.id for rollout in batch.own],
+            "group_size": self.settings.group_size,
             "rejected": dict(self.exchange.rejected),
             "policy_version": self.trainer.policy_version,
-            **_lengths(own),
-            "tokens": tokens,
-            "tokens_per_s": tokens / max(watch.seconds["generate"], 1e-9),
-            "reward_by_task": _mean_by_task(own),
             "store": dict(self.exchange.store.counts),
             "pending": self.publisher.pending,
             "seconds": watch.seconds,
         }
+        row["tokens_per_s"] = row["tokens"] / max(watch.seconds["generate"], 1e-9)
+        completions = sum(len(rollout.completions) for rollout in own)
+        self.totals.update(rounds=1, completions=completions, tokens=row["tokens"], external_used=len(batch.external))
         self.journal.metrics(row)
         self.journal.progress("round_complete", number, reward)
         self.journal.say(
@@ -266,7 +253,7 @@ class Worker:
         self.journal.event("evaluation", round=number, **result)
         return result
 
-    # Which round comes next (DESIGN: rounds are labels, a missing coordinator costs time once)
+    # Beginning, and going on
 
     def _begin(self) -> int:
         """Restore what this node was, and find the round to start with."""
@@ -289,56 +276,18 @@ class Worker:
         self.journal.event("started", resumed=bool(restored), round=number)
         if not restored and self.evaluate and self.settings.eval_interval:
             self._evaluate(0)
-        try:
-            announced = self.rounds.survey()
-            self._patient = announced is not None
-            newest = (
-                announced.round
-                if announced
-                else newest_of_others(self.rounds.store, self.rounds.layout, self.settings.node_id, self.settings.window)
-            )
-        except StoreAway:
-            newest = None
-        self._next_survey = self.clock.monotonic() + self.settings.round_interval
-        return max(number, newest or 0)
+        return self.pace.first(number)
 
     def _next_round(self, number: int) -> int:
-        """The newest round announced above `number`; without one, wait once at most, then go on with the next by itself."""
         if number + 1 >= self.settings.max_rounds:
             return number + 1
-        began = self.clock.monotonic()
-        pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
-        while True:
-            self.publisher.check()
-            announced = self._look_for_round(number)
-            if announced is not None:
-                return announced
-            deadline = began + (PATIENCE_INTERVALS * self.settings.round_interval if self._patient else 0.0)
-            if self.clock.monotonic() >= deadline:
-                if self._patient:
-                    self.journal.event("went_on_alone", round=number + 1, waited_seconds=self.clock.monotonic() - began)
-                self._patient = False
-                return number + 1
-            self._step("waiting for the next round to be announced", number + 1)
-            if not self.publisher.background:
-                self.publisher.pump()
-            pauses.pause(deadline - self.clock.monotonic())
+        return self.pace.following(number, lambda: self._wait(number + 1))
 
-    def _look_for_round(self, number: int) -> int | None:
-        """A round announced above `number`. Hearing of any new announcement makes the node patient again."""
-        known = self.rounds.newest
-        try:
-            announced = self.rounds.advance(number)
-            if announced is None and self.clock.monotonic() >= self._next_survey:
-                # Probing by name crosses no gap, and cannot find a coordinator that started somewhere else.
-                self._next_survey = self.clock.monotonic() + self.settings.round_interval
-                announced = self.rounds.survey()
-        except StoreAway as away:
-            self.journal.event("store_away", round=number, error=str(away))
-            return None
-        if self.rounds.newest is not known:
-            self._patient = True
-        return announced.round if announced and announced.round > number else None
+    def _wait(self, number: int) -> None:
+        self.publisher.check()
+        self._step("waiting for the next round to be announced", number)
+        if not self.publisher.background:
+            self.publisher.pump()
 
     # Stopping and saving
 
@@ -383,46 +332,3 @@ class Worker:
             self.journal.progress("training_complete", number - 1)
         self.journal.event(outcome, round=number, totals=dict(self.totals))
         self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
-
-
-class Stopwatch:
-    """Seconds by kind of work."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.seconds: dict[str, float] = {}
-        self._last = clock.monotonic()
-
-    def lap(self, kind: str) -> None:
-        now = self.clock.monotonic()
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + now - self._last
-        self._last = now
-
-    def move(self, source: str, target: str, seconds: float) -> None:
-        """Count part of a lap under another kind."""
-        self.seconds[source] -= seconds
-        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    collected = list(values)
-    return fmean(collected) if collected else None
-
-
-def _lengths(own: list[Rollout]) -> dict[str, float]:
-    """In tokens, over all own completions; `truncated` is the share that ran into the limit."""
-    completions = [done for rollout in own for done in rollout.completions]
-    lengths = [done.tokens for done in completions]
-    return {
-        "length_min": min(lengths),
-        "length_mean": fmean(lengths),
-        "length_max": max(lengths),
-        "truncated": fmean(done.finish == "length" for done in completions),
-    }
-
-
-def _mean_by_task(own: list[Rollout]) -> dict[str, float]:
-    rewards: dict[str, list[float]] = {}
-    for rollout in own:
-        rewards.setdefault(rollout.question.task or "", []).extend(rollout.rewards)
-    return {task: fmean(values) for task, values in sorted(rewards.items())}

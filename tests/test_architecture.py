@@ -15,7 +15,7 @@ LEVELS = [
     {"errors", "clock", "randomness"},
     {"document"},
     {"config", "rollout", "store"},
-    {"tasks", "swarm", "selection", "grpo", "forward", "policy", "models", "journal", "progress"},
+    {"tasks", "swarm", "selection", "grpo", "forward", "policy", "models", "journal", "progress", "measures"},
     {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
     {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "web", "notebook"},

@@ -20,7 +20,6 @@ from rl_swarm.probe import (
     Report,
     Tally,
     advice,
-    candidates,
     choose,
     next_batch,
     progress_line,
@@ -32,6 +31,7 @@ from rl_swarm.probe import (
 from rl_swarm.randomness import generator
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import TaskSpec, canonical, parse_tasks
+from rl_swarm.tasks.levels import candidates
 from tests.clocks import VirtualClock
 
 Chance = Callable[[Question], float]

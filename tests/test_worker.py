@@ -15,9 +15,10 @@ from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
-from rl_swarm.worker import BARREN_ROUNDS, PATIENCE_INTERVALS, Stop, Worker, WorkerSettings
+from rl_swarm.worker import BARREN_ROUNDS, Stop, Worker, WorkerSettings
 from tests.clocks import VirtualClock
 from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 

@@ -5,6 +5,7 @@
     bench.py       make one question, judge one answer, in this process
     gates.py       which answers a verifier that executes them may be given
     helper.py      the same bench in another process, with a deadline
+    levels.py      a task's difficulty levels
 
 Importing this package is cheap: reasoning_gym is loaded when a Tasks is made.
 """

@@ -1,0 +1,78 @@
+"""Which round a worker goes on with: rounds are labels, nobody waits for a peer, and a missing coordinator costs time once."""
+
+from collections.abc import Callable
+
+from rl_swarm.clock import Clock, Pauses
+from rl_swarm.errors import StoreAway
+from rl_swarm.randomness import generator
+from rl_swarm.swarm.rounds import Rounds, newest_of_others
+
+POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
+PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for word of it
+
+
+class Pace:
+    """Follows the announced rounds; `report` is told when it goes on alone or the store is away."""
+
+    def __init__(
+        self, rounds: Rounds, clock: Clock, report: Callable[..., None], node_id: str, round_interval: float, window: int
+    ) -> None:
+        self.rounds = rounds
+        self.clock = clock
+        self.report = report
+        self.node_id = node_id
+        self.round_interval = round_interval
+        self.window = window
+        self.patient = True
+        self._next_survey = 0.0
+        self._jitter = generator("wait", node_id)
+
+    def first(self, own: int) -> int:
+        """The round to start with: the newest of the swarm, or where this node stood if that is further or nobody else is there."""
+        self._next_survey = self.clock.monotonic() + self.round_interval
+        try:
+            announced = self.rounds.survey()
+            self.patient = announced is not None
+            if announced:
+                return max(own, announced.round)
+            others = newest_of_others(self.rounds.store, self.rounds.layout, self.node_id, self.window)
+        except StoreAway:
+            return own
+        return max(own, others or 0)
+
+    def following(self, number: int, waiting: Callable[[], None]) -> int:
+        """The newest round announced above `number`; without one, wait once at most, then the next by itself.
+
+        `waiting` is called before every pause, and may raise to leave.
+        """
+        began = self.clock.monotonic()
+        pauses = Pauses(self.clock, min(POLL_SECONDS, self.round_interval / 20), self._jitter)
+        while True:
+            announced = self._look(number)
+            if announced is not None:
+                return announced
+            waited = self.clock.monotonic() - began
+            patience = PATIENCE_INTERVALS * self.round_interval if self.patient else 0.0
+            if waited >= patience:
+                if self.patient:
+                    self.report("went_on_alone", round=number + 1, waited_seconds=waited)
+                self.patient = False
+                return number + 1
+            waiting()
+            pauses.pause(patience - waited)
+
+    def _look(self, number: int) -> int | None:
+        """A round announced above `number`. Hearing of any new announcement makes the node patient again."""
+        known = self.rounds.newest
+        try:
+            announced = self.rounds.advance(number)
+            if announced is None and self.clock.monotonic() >= self._next_survey:
+                # Probing by name crosses no gap, and cannot find a coordinator that started somewhere else.
+                self._next_survey = self.clock.monotonic() + self.round_interval
+                announced = self.rounds.survey()
+        except StoreAway as away:
+            self.report("store_away", round=number, error=str(away))
+            return None
+        if self.rounds.newest is not known:
+            self.patient = True
+        return announced.round if announced and announced.round > number else None
