@@ -123,7 +123,7 @@ class _Bundle(msgspec.Struct):
 
 
 class _PlainBundle(msgspec.Struct):
-    """The documented form without our additions; one that has a schema number is a damaged bundle of ours, not plain."""
+    """The documented form without our additions; one that has a schema number is a bundle of ours that is not all there."""
 
     peer_id: Name
     round: Count
@@ -194,7 +194,7 @@ def decode_plain(data: bytes) -> Bundle:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Incomplete("incomplete", str(error)) from None
     if wire.schema is not None:
-        raise BadDocument("checksum", "the closing checksum is damaged")
+        raise Incomplete("incomplete", "the closing checksum is missing")
     rollouts = tuple(
         Rollout(Question(_common_prompt(group)), _completions(group), wire.peer_id, wire.round, wire.stage, slot)
         for slot, group in enumerate(wire.rollouts.values())
