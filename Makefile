@@ -26,7 +26,7 @@ test: $(READY) ## Run the tests that need no more than two cores and a few minut
 	$(BIN)/python -m pytest -q
 
 test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
-	$(BIN)/python -m pytest -q -m ''
+	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m ''
 
 check: $(READY) ## Format, lint, types and tests
 	$(BIN)/ruff format --check .

@@ -1,10 +1,17 @@
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.processes import LocalSwarm
+
+# `make test` tries the same examples every time, so that it fails only for a reason; `make test-slow` goes on looking for new ones.
+settings.register_profile("steady", derandomize=True)
+settings.register_profile("searching", max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 @pytest.fixture
