@@ -1,9 +1,12 @@
 """What notebook cells call: run a command with live output, make an experiment, read what is there."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rl_swarm import config as configuration
@@ -73,6 +76,38 @@ def get_experiment_metrics(gdrive_base_path: str, experiment_name: str) -> list[
     store, layout = open_store(gdrive_base_path), Layout(experiment_name)
     status = progress.experiment_status(store, layout)
     return [row for node in status.nodes for row in progress.metrics(store, layout, node.node_id)]
+
+
+def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) -> list[dict[str, Any]]:
+    """Mean own reward of every round of several experiments, and over how many nodes it was taken."""
+    compared = []
+    for name in experiment_names:
+        rewards: dict[int, list[float]] = {}
+        for row in get_experiment_metrics(gdrive_base_path, name):
+            rewards.setdefault(row["round"], []).append(row["reward"])
+        compared += [
+            {"experiment": name, "round": n, "reward": fmean(all_), "nodes": len(all_)} for n, all_ in sorted(rewards.items())
+        ]
+    return compared
+
+
+def export_experiment_summary(gdrive_base_path: str, experiment_name: str, output_path: str | None = None) -> dict[str, Any]:
+    """Status, settings and rewards of an experiment, also written as JSON: by default into the experiment's own folder."""
+    store, layout = open_store(gdrive_base_path), Layout(experiment_name)
+    published = experiments.read(store, layout)
+    summary = {
+        "experiment_name": experiment_name,
+        "generated_at": SystemClock().wall(),
+        "status": get_experiment_status(gdrive_base_path, experiment_name),
+        "settings": published.settings if published else None,
+        "rewards": compare_experiments(gdrive_base_path, [experiment_name]),
+    }
+    text = json.dumps(summary, indent=1) + "\n"
+    if output_path is None:
+        store.rewrite(layout.summary, text.encode())
+    else:
+        Path(output_path).write_text(text)
+    return summary
 
 
 def get_experiment_progress(gdrive_path: str, experiment_name: str) -> dict[str, dict[str, Any]]:

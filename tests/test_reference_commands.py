@@ -147,7 +147,14 @@ def test_a_wrong_address_is_one_line(address: str, says: str, tmp_path: Path) ->
 
 
 def test_the_documents_imports(finished: Terminals) -> None:
-    from rgym_exp.utils.experiment_manager import get_experiment_metrics, get_experiment_status, init_experiment, list_experiments
+    from rgym_exp.utils.experiment_manager import (
+        compare_experiments,
+        export_experiment_summary,
+        get_experiment_metrics,
+        get_experiment_status,
+        init_experiment,
+        list_experiments,
+    )
     from rgym_exp.utils.notebook_utils import run_with_live_output
     from rgym_exp.utils.progress_tracker import get_experiment_progress
 
@@ -156,6 +163,11 @@ def test_the_documents_imports(finished: Terminals) -> None:
     assert {newest[f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
     assert len([row for row in get_experiment_metrics(folder, "test_validation") if row["node_id"] != "newcomer"]) == 12
     assert get_experiment_status(folder, "test_validation")["status"] == "complete"
+    compared = compare_experiments(folder, ["test_validation"])
+    assert [row["round"] for row in compared] == [0, 1, 2]
+    summary = export_experiment_summary(folder, "test_validation")
+    assert summary["rewards"] == compared
+    assert json.loads((finished.folder / LAYOUT.summary).read_text()) == json.loads(json.dumps(summary))
     before = (finished.folder / LAYOUT.current_state).read_bytes()
     assert init_experiment(folder, "test_validation") == str(finished.folder / LAYOUT.root)
     assert (finished.folder / LAYOUT.current_state).read_bytes() == before, "a live experiment must not be rewound"
@@ -179,5 +191,7 @@ def test_j_asked_for_and_never_reached_fails(tmp_path: Path) -> None:
         assert code == 1
         assert set(failed(results)) == {"sharing"}
         assert failed(results)["sharing"] == "J = 1 was asked for and no external rollout was ever used"
+        code, results = terminals.validate("--transplants", "0")
+        assert (code, failed(results)) == (0, {})
     finally:
         terminals.close()

@@ -1,5 +1,19 @@
-"""Make, list and read experiments under the names of the reference documents."""
+"""Make, list, read and compare experiments under the names of the reference documents."""
 
-from rl_swarm.notebook import get_experiment_metrics, get_experiment_status, init_experiment, list_experiments
+from rl_swarm.notebook import (
+    compare_experiments,
+    export_experiment_summary,
+    get_experiment_metrics,
+    get_experiment_status,
+    init_experiment,
+    list_experiments,
+)
 
-__all__ = ["get_experiment_metrics", "get_experiment_status", "init_experiment", "list_experiments"]
+__all__ = [
+    "compare_experiments",
+    "export_experiment_summary",
+    "get_experiment_metrics",
+    "get_experiment_status",
+    "init_experiment",
+    "list_experiments",
+]

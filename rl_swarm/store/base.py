@@ -13,6 +13,7 @@ Locks, rename, append and modification times are no part of the contract.
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ class Transient(Exception):
     """Raised by a backend for an error that may pass."""
 
 
-class Store:
+class Store(ABC):
     """Retries, counts and checks keys; a backend is a subclass with the underscored methods."""
 
     attempts = 5
@@ -111,11 +112,11 @@ class Store:
                 pause *= 2
         raise AssertionError("unreachable")
 
-    def _put(self, key: str, data: bytes) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _put(self, key: str, data: bytes) -> bool: ...
 
-    def _rewrite(self, key: str, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _rewrite(self, key: str, data: bytes) -> None: ...
 
     def _put_file(self, key: str, path: Path) -> bool:
         return self._put(key, path.read_bytes())
@@ -123,14 +124,14 @@ class Store:
     def _get_file(self, key: str, path: Path) -> None:
         path.write_bytes(self._get(key, None))
 
-    def _get(self, key: str, limit: int | None) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _get(self, key: str, limit: int | None) -> bytes: ...
 
-    def _list(self, folder: str) -> Names:
-        raise NotImplementedError
+    @abstractmethod
+    def _list(self, folder: str) -> Names: ...
 
-    def _delete(self, key: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _delete(self, key: str) -> None: ...
 
 
 def open_store(url: str, clock: Clock | None = None) -> Store:

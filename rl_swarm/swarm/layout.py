@@ -24,6 +24,10 @@ class Layout:
         return f"{self.root}/experiment.json"
 
     @property
+    def summary(self) -> str:
+        return f"{self.root}/summary.json"
+
+    @property
     def current_state(self) -> str:
         return f"{self.root}/state/current_state.json"
 
