@@ -199,6 +199,8 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
     from rl_swarm.memory import find_preset, refuse_if_too_large
 
     chosen = find_preset(preset) if preset else None
+    if chosen:
+        click.echo(f"{preset}: {chosen.about}")
     workers = workers or (chosen.workers if chosen else 4)
     environment = launch_environment(chosen.under(os.environ) if chosen else os.environ, flags)
     loaded = load(environment)

@@ -22,7 +22,6 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.view import LiveView
 
-WORKERS = 4
 SETTINGS = {
     "EXPERIMENT_NAME": "demo",
     "MODEL_NAME": "nano",

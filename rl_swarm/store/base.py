@@ -13,6 +13,7 @@ Locks, rename, append and modification times are no part of the contract.
 
 import random
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -42,16 +43,17 @@ class Store(ABC):
         self.url = url
         self.clock = clock or SystemClock()
         self.counts: Counter[str] = Counter()
+        self._counting = threading.Lock()  # a node's publishing thread and its loop share the store
         self._jitter = random.Random(url)
 
     def put(self, key: str, data: bytes) -> bool:
         created = self._try("put", key, lambda: self._put(key, data))
-        self.counts["bytes_out"] += len(data) if created else 0
+        self._count("bytes_out", len(data) if created else 0)
         return created
 
     def rewrite(self, key: str, data: bytes) -> None:
         self._try("put", key, lambda: self._rewrite(key, data))
-        self.counts["bytes_out"] += len(data)
+        self._count("bytes_out", len(data))
 
     def get(self, key: str, *, limit: int | None = None, listed: bool = False) -> bytes:
         """Read a key, at most `limit` + 1 bytes of it; `listed` says that it must exist, so not-found is retried."""
@@ -65,7 +67,7 @@ class Store(ABC):
                 raise
 
         data = self._try("get", key, read)
-        self.counts["bytes_in"] += len(data)
+        self._count("bytes_in", len(data))
         return data
 
     def list(self, folder: str) -> Names:
@@ -75,13 +77,13 @@ class Store(ABC):
     def put_file(self, key: str, path: Path) -> bool:
         """Put a large file without holding it in memory, where the backend can; True if it was written."""
         created = self._try("put", key, lambda: self._put_file(key, path))
-        self.counts["bytes_out"] += path.stat().st_size if created else 0
+        self._count("bytes_out", path.stat().st_size if created else 0)
         return created
 
     def get_file(self, key: str, path: Path) -> None:
         """Fetch a large file to the local disk; raise NotFound if it is not there."""
         self._try("get", key, lambda: self._get_file(key, path))
-        self.counts["bytes_in"] += path.stat().st_size
+        self._count("bytes_in", path.stat().st_size)
 
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""
@@ -91,23 +93,27 @@ class Store(ABC):
         """A path on this machine's own disk where appending in place is safe, or None."""
         return None
 
+    def _count(self, kind: str, amount: int = 1) -> None:
+        with self._counting:
+            self.counts[kind] += amount
+
     def _try(self, kind: str, key: str, operation: Callable[[], T]) -> T:
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key!r} is not a valid store key")
         pause = self.first_pause_seconds
         for attempt in range(1, self.attempts + 1):
-            self.counts[kind] += 1
+            self._count(kind)
             try:
                 return operation()
             except Transient as error:
                 if attempt == self.attempts:
-                    self.counts["failures"] += 1
+                    self._count("failures")
                     if isinstance(error.__cause__, NotFound):
                         raise error.__cause__ from None
                     raise StoreAway(
                         f"{self.url} does not answer ({kind} {key}: {error}): the node goes on and tries again"
                     ) from error
-                self.counts["retries"] += 1
+                self._count("retries")
                 self.clock.sleep(pause * (0.5 + self._jitter.random()))
                 pause *= 2
         raise AssertionError("unreachable")
