@@ -1,12 +1,13 @@
-"""Log-probabilities that a model gives to completions already written: one forward pass over a micro-batch.
+"""Log-probabilities that a model gives to completions already written: forward passes over a batch, a part of it at a time.
 
-Logits exist only at the positions that predict a token of a completion. Nothing here knows advantages, losses or gradients beyond
-keeping them possible; a faster pass over the same passages can take this one's place.
+Two readers read the same passages with the same result. `PackedReader` computes every prompt once for all its completions and has
+no padding; `PaddedReader` works for every causal language model. Logits exist only at the positions that predict a token of a
+completion. Nothing here knows advantages or losses, or takes a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rl_swarm import grpo
-from rl_swarm.policy import Policy, accepted_arguments, without_adapter
+from rl_swarm.architecture import accepted_arguments, decoder_of, has_plain_head
+from rl_swarm.attention import Completions, Prompts, positions, run
+from rl_swarm.policy import Policy
 
-LOGIT_VALUES = 1 << 26  # logits that exist at once, 256 MB in fp32; a micro-batch with more is read in chunks
+LOGIT_VALUES = 1 << 26  # logits that exist at once, 256 MB in fp32; a part with more is read in chunks
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,188 @@ class Reading:
     mask_BT: Tensor
 
 
-class PaddedReader:
-    """Passages side by side, padded on the right: works for every causal language model."""
+class Reader(Protocol):
+    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+        """Read with `model`, which is the policy's or one of the same architecture (the reference), a part of the batch at a time:
+        the numbers of some passages, and their reading. Go backward through a part before asking for the next.
+
+        A part has about `token_budget` tokens, but at least one passage. The cut depends on lengths and order only.
+        """
+        ...
+
+
+def make_reader(policy: Policy, logit_values: int = LOGIT_VALUES) -> Reader:
+    return PackedReader(policy, logit_values) if policy.packed else PaddedReader(policy, logit_values)
+
+
+class _Head:
+    """From hidden states to log-probabilities, a chunk at a time where the vocabulary makes the logits large."""
+
+    def __init__(self, temperature: float, logit_values: int) -> None:
+        self._temperature, self._logit_values = temperature, logit_values
+
+    def read(self, head: Any, values_ND: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+        def read(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            return grpo.read_logits(head(values), targets, self._temperature)
+
+        size = max(1, self._logit_values // vocabulary)
+        if len(targets_N) <= size:
+            return read(values_ND, targets_N)
+        chunks = zip(values_ND.split(size), targets_N.split(size), strict=True)
+        # Computed again in the backward pass: that costs less than the memory of all of them.
+        parts = [checkpoint(read, values, targets, use_reentrant=False) for values, targets in chunks]
+        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+
+
+def _padded(logprobs_N: Tensor, entropies_N: Tensor, lengths: list[int]) -> Reading:
+    values = (logprobs_N, entropies_N, torch.ones_like(entropies_N))
+    return Reading(*(pad_sequence(values_N.split(lengths), batch_first=True) for values_N in values))
+
+
+class PackedReader:
+    """Completions behind each other, without padding, and each prompt computed once for all of its completions."""
 
     def __init__(self, policy: Policy, logit_values: int = LOGIT_VALUES) -> None:
-        self._device, self._pad_id, self._temperature = policy.device, policy.pad_id, policy.temperature
-        self._plain_head = has_plain_head(policy.model, policy.end_id)
-        self._logit_values = logit_values
+        self._device, self._head = policy.device, _Head(policy.temperature, logit_values)
 
-    def read(self, model: Any, passages: Sequence[Passage]) -> Reading:
-        """Read with `model`, which is the policy's or one of the same architecture (the reference)."""
+    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+        cut = packed_cut(passages, token_budget)
+        # The last token of a completion predicts nothing, so it is not among those that are computed.
+        texts = [passage.completion_ids[:-1] for passage in passages]
+        order = [text for prompts, parts in cut for text in (*prompts, *(texts[row] for rows in parts for row in rows))]
+        tokens = _Tokens(model.get_input_embeddings(), order, self._device)
+        for prompts, parts in cut:
+            prefix = _Prefix(decoder_of(model), tokens.take(prompts), prompts)
+            for rows in parts:
+                yield rows, self._read(model, prefix, tokens.take([texts[row] for row in rows]), [passages[row] for row in rows])
+            prefix.backward()
+        tokens.backward()
+
+    def _read(self, model: Any, prefix: "_Prefix", embedded_ND: Tensor, passages: list[Passage]) -> Reading:
+        prompt_of = [prefix.number[passage.prompt_ids] for passage in passages]
+        lengths = [len(passage.completion_ids) for passage in passages]
+        hidden_ND = prefix.continued(decoder_of(model), embedded_ND, [length - 1 for length in lengths], prompt_of)
+        # A completion's first token is predicted at the end of its prompt, each other one at the token before it.
+        sources, first = [], len(prefix.lasts_ID)
+        for number, length in zip(prompt_of, lengths, strict=True):
+            sources += [number, *range(first, first + length - 1)]
+            first += length - 1
+        values_ND = torch.cat([prefix.lasts_ID, hidden_ND]).index_select(0, torch.tensor(sources, device=self._device))
+        targets = torch.tensor([token for passage in passages for token in passage.completion_ids], device=self._device)
+        vocabulary = model.config.get_text_config().vocab_size
+        return _padded(*self._head.read(model.get_output_embeddings(), values_ND, targets, vocabulary), lengths)
+
+
+class _Leaves:
+    """Tensors cut off from what they were computed from: they gather the gradients of all parts, and `backward` passes them on."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+
+    def leaf(self, computed: Tensor) -> Tensor:
+        cut_off = computed.detach().requires_grad_(computed.requires_grad)
+        self._pairs.append((computed, cut_off))
+        return cut_off
+
+    def backward(self) -> None:
+        reached = [(computed, leaf.grad) for computed, leaf in self._pairs if leaf.grad is not None]
+        if reached:
+            torch.autograd.backward([computed for computed, _ in reached], [gradient for _, gradient in reached])
+
+
+class _Tokens(_Leaves):
+    """The batch's tokens, embedded together: an embedding's gradient is as large as the vocabulary, and is computed once."""
+
+    def __init__(self, table: Any, texts: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        super().__init__()
+        self._embedded_ND = self.leaf(table(torch.tensor([token for text in texts for token in text], device=device)))
+        self._taken = 0
+
+    def take(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
+        """The embeddings of the texts that come next."""
+        first, self._taken = self._taken, self._taken + sum(map(len, texts))
+        return self._embedded_ND[first : self._taken]
+
+
+class _Prefix(_Leaves):
+    """Prompts, computed once: activations of one part exist at a time, and still each prompt goes forward once and back once."""
+
+    def __init__(self, decoder: Any, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        device = embedded_ND.device
+        self.number = {prompt: number for number, prompt in enumerate(prompts)}
+        self._lengths = [len(prompt) for prompt in prompts]
+        self._prompts = Prompts(self._lengths, device)
+        hidden_ND = run(decoder, embedded_ND, positions(self._lengths, device), self._prompts)
+        lasts_I = torch.tensor(self._lengths, device=device).cumsum(0) - 1
+        self.lasts_ID = self.leaf(hidden_ND.index_select(0, lasts_I))
+        self._keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
+        self._values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
+
+    def continued(self, decoder: Any, embedded_ND: Tensor, lengths: list[int], prompt_of: list[int]) -> Tensor:
+        """The hidden states of texts that follow these prompts, one behind the other."""
+        if not any(lengths):
+            return self.lasts_ID[:0]
+        pattern = Completions(lengths, prompt_of, self._prompts, self._keys, self._values)
+        starts = [self._lengths[number] for number in prompt_of]
+        return run(decoder, embedded_ND, positions(lengths, embedded_ND.device, starts), pattern)
+
+
+def packed_cut(passages: Sequence[Passage], token_budget: int) -> list[tuple[list[tuple[int, ...]], list[list[int]]]]:
+    """Groups of distinct prompts, and for each group its passages in parts, by number."""
+    groups = prompt_groups(passages, token_budget // 2)
+    return [(list(group), list(completion_cut(group, passages, token_budget - sum(map(len, group))))) for group in groups]
+
+
+def prompt_groups(passages: Sequence[Passage], room: int) -> list[dict[tuple[int, ...], list[int]]]:
+    """Distinct prompts with the numbers of their passages, in groups of at most `room` prompt tokens but at least one prompt."""
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, passage in enumerate(passages):
+        rows_of.setdefault(passage.prompt_ids, []).append(row)
+    groups: list[dict[tuple[int, ...], list[int]]] = []
+    used = 0
+    for prompt in sorted(rows_of, key=len, reverse=True):
+        if not groups or used + len(prompt) > room:
+            groups.append({})
+            used = 0
+        groups[-1][prompt] = rows_of[prompt]
+        used += len(prompt)
+    return groups
+
+
+def completion_cut(group: dict[tuple[int, ...], list[int]], passages: Sequence[Passage], room: int) -> Iterator[list[int]]:
+    """The group's passages, longest completions first, in parts of at most `room` completion tokens but at least one passage.
+
+    Parts are about equal: a small rest would waste the rate that matrix products have only at some size.
+    """
+    rows = sorted((row for found in group.values() for row in found), key=lambda row: -len(passages[row].completion_ids))
+    total = sum(len(passages[row].completion_ids) for row in rows)
+    share = total / -(-total // max(room, 1))
+    part: list[int] = []
+    used = 0
+    for row in rows:
+        length = len(passages[row].completion_ids)
+        if part and (used + length > room or used >= share):
+            yield part
+            part, used = [], 0
+        part.append(row)
+        used += length
+    yield part
+
+
+class PaddedReader:
+    """Passages side by side, padded on the right."""
+
+    def __init__(self, policy: Policy, logit_values: int = LOGIT_VALUES) -> None:
+        self._device, self._pad_id = policy.device, policy.pad_id
+        self._plain_head = has_plain_head(policy.model, policy.end_id)
+        self._head = _Head(policy.temperature, logit_values)
+
+    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+        for rows in padded_cut(passages, token_budget):
+            yield rows, self._read(model, [passages[row] for row in rows])
+
+    def _read(self, model: Any, passages: list[Passage]) -> Reading:
         rows = [torch.tensor(passage.prompt_ids + passage.completion_ids) for passage in passages]
         ids_BS = pad_sequence(rows, batch_first=True, padding_value=self._pad_id).to(self._device)
         starts_B1 = torch.tensor([[len(passage.prompt_ids)] for passage in passages], device=self._device)
@@ -56,47 +231,24 @@ class PaddedReader:
         predicting_BS = (positions_S >= starts_B1 - 1) & (positions_S < ends_B1 - 1)  # token s is predicted at position s - 1
         optional = {"position_ids": positions_S.expand_as(ids_BS)} if "position_ids" in accepted_arguments(model) else {}
         inputs = {"input_ids": ids_BS, "attention_mask": (positions_S < ends_B1).long(), "use_cache": False, **optional}
-        logprobs_N, entropies_N = self._read_tokens(model, inputs, predicting_BS, ids_BS.roll(-1, dims=1)[predicting_BS])
-        lengths = [len(passage.completion_ids) for passage in passages]
-        padded = (logprobs_N, entropies_N, torch.ones_like(entropies_N))
-        return Reading(*(pad_sequence(values_N.split(lengths), batch_first=True) for values_N in padded))
-
-    def _read_tokens(self, model: Any, inputs: dict[str, Any], predicting_BS: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the vocabulary makes the logits large they are computed a chunk at a time, and again in the backward pass."""
         if self._plain_head:
-            values_ND, head = _decoder(model)(**inputs).last_hidden_state[predicting_BS], model.get_output_embeddings()
+            values_ND, head = decoder_of(model)(**inputs).last_hidden_state[predicting_BS], model.get_output_embeddings()
         else:
-            values_ND, head = _late_logits(model, inputs, predicting_BS), torch.nn.Identity()
-
-        def read(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            logprobs_NV = grpo.next_token_logprobs(head(values), self._temperature)
-            return grpo.chosen_logprobs(logprobs_NV, targets), grpo.entropies(logprobs_NV)
-
-        size = max(1, self._logit_values // model.config.get_text_config().vocab_size)
-        if len(targets_N) <= size:
-            return read(values_ND, targets_N)
-        chunks = zip(values_ND.split(size), targets_N.split(size), strict=True)
-        parts = [checkpoint(read, values, targets, use_reentrant=False) for values, targets in chunks]
-        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+            values_ND, head = _late_logits(model, inputs, predicting_BS), torch.clone  # reading uses logits up
+        targets_N = ids_BS.roll(-1, dims=1)[predicting_BS]
+        vocabulary = model.config.get_text_config().vocab_size
+        lengths = [len(passage.completion_ids) for passage in passages]
+        return _padded(*self._head.read(head, values_ND, targets_N, vocabulary), lengths)
 
 
-@torch.no_grad()
-def has_plain_head(model: Any, some_id: int) -> bool:
-    """Whether logits are the last hidden state through the output embedding and nothing else.
-
-    Tried on one token rather than looked up by name: some models cap or scale their logits, and those must be asked for theirs.
-    """
-    ids = torch.tensor([[some_id]], device=model.get_input_embeddings().weight.device)
-    head = model.get_output_embeddings()
-    if head is None:
-        return False
-    hidden = getattr(_decoder(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
-    return hidden is not None and torch.equal(head(hidden), model(input_ids=ids, use_cache=False).logits)
-
-
-def _decoder(model: Any) -> Any:
-    """The model without its head."""
-    return without_adapter(model).base_model
+def padded_cut(passages: Sequence[Passage], token_budget: int) -> list[list[int]]:
+    """Rows of similar length, longest first, with at most `token_budget` tokens each, padding included."""
+    cut: list[list[int]] = []
+    for row in sorted(range(len(passages)), key=lambda row: -passages[row].length):
+        if not cut or (len(cut[-1]) + 1) * passages[cut[-1][0]].length > token_budget:
+            cut.append([])
+        cut[-1].append(row)
+    return cut
 
 
 def _late_logits(model: Any, inputs: dict[str, Any], predicting_BS: Tensor) -> Tensor:

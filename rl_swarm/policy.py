@@ -1,40 +1,31 @@
 """A language model that answers questions: text, finish reason, and the ids and log-probabilities of what was sampled.
 
-It renders prompts, samples in one batch with a key-value cache, and turns a peer's text into ids of its own tokenizer. It never
-trains and never scores. Dropout is off for good: a policy that sampled with it would not be the policy that is trained, and the
+It renders prompts, samples in batches (`sampling.py`), and turns a peer's text into ids of its own tokenizer. It never trains and
+never scores. Dropout is off for good: a policy that sampled with it would not be the policy that is trained, and the
 ratio of the two would not be 1 (GPT-2 has dropout).
 """
 
-import inspect
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jinja2.exceptions import TemplateError
 from torch import Tensor
 
-from rl_swarm import grpo
+from rl_swarm.architecture import packs
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.rollout import Completion, Question
+from rl_swarm.sampling import Sampled, Sampler
 
 SYSTEM_PROMPT = (
     "Solve the problem. Think briefly if you need to, then write only the final answer between <answer> and </answer>, "
     "for example: <answer>42</answer>"
 )
 PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
-BATCH_TOKENS = (
-    1 << 16
-)  # prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One sampled row: the ids (the end token included where it stopped) and the log-probability of each."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
+PROMPTS_KEPT = 1024  # rendered prompts remembered: a question is asked, checked for its length and trained on
+# Prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters.
+BATCH_TOKENS = 1 << 16
 
 
 class Policy:
@@ -69,6 +60,9 @@ class Policy:
         self.end_id = _turn_end(tokenizer, self.end_ids)
         self.pad_id = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.context_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._rendered = functools.lru_cache(PROMPTS_KEPT)(self._render_prompt)
+        self.packed = packs(self.model, self.end_id)
+        self._sampler = Sampler(self.model, self.packed, self.pad_id, self.end_ids, max_new_tokens, temperature, top_p, self.device)
         self._batch_tokens = batch_tokens
         self._system_role = tokenizer.chat_template is not None and _accepts_system_role(tokenizer)
 
@@ -78,6 +72,9 @@ class Policy:
         A template that refuses a system role gets the instruction at the head of the user's message. One that merely leaves system
         messages out is its author's choice and stays as it is.
         """
+        return list(self._rendered(prompt))
+
+    def _render_prompt(self, prompt: str) -> list[int]:
         if self.tokenizer.chat_template is None:
             ids = self.tokenizer.encode(PLAIN_PROMPT.format(system=SYSTEM_PROMPT, prompt=prompt))
             return ids[:-1] if ids[-1] in self.end_ids else ids  # some tokenizers close every text they encode
@@ -135,7 +132,9 @@ class Policy:
         start = longest = 0
         for index, prompt in enumerate(prompts):
             longest = max(longest, len(prompt))
-            if index > start and (index + 1 - start) * group_size * (longest + self.max_new_tokens) > self._batch_tokens:
+            prompt_tokens = longest if self.packed else longest * group_size  # a packed prompt is kept once for its completions
+            row_tokens = prompt_tokens + self.max_new_tokens * group_size
+            if index > start and (index + 1 - start) * row_tokens > self._batch_tokens:
                 yield start, index
                 start, longest = index, len(prompt)
         if prompts:
@@ -144,7 +143,7 @@ class Policy:
     def _sample(self, prompts: list[list[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
         """Sample one batch; when it does not fit in memory, its halves."""
         try:
-            return sample(self, prompts, group_size, uniforms_IGT)
+            return self._sampler.sample(prompts, group_size, uniforms_IGT)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -170,102 +169,10 @@ class Policy:
         )
 
 
-@torch.no_grad()  # not inference_mode: what a model caches on the way must stay usable in training
-def sample(policy: Policy, prompts: list[list[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
-    """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily.
-
-    N counts rows of the result, M rows still in the batch: those that ended leave it, a quarter of the batch at a time, since
-    taking rows out copies the cache.
-    """
-    batch = _Batch(policy, prompts, group_size)
-    rows, steps, device = len(prompts) * group_size, policy.max_new_tokens, policy.device
-    uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, _precise(device))
-    ids_NT = torch.zeros((rows, steps), dtype=torch.long, device=device)
-    logprobs_NT = torch.zeros((rows, steps), device=device)
-    lengths_N = torch.full((rows,), steps, device=device)
-    stopped_N = torch.zeros(rows, dtype=torch.bool, device=device)
-    ends = torch.tensor(sorted(policy.end_ids), device=device)
-    for step in range(steps):
-        logprobs_MV = grpo.next_token_logprobs(batch.logits_MV, policy.temperature)
-        at_M = batch.rows_M
-        chosen_M = logprobs_MV.argmax(-1) if uniforms_NT is None else grpo.draw(logprobs_MV, uniforms_NT[at_M, step], policy.top_p)
-        ids_NT[at_M, step] = chosen_M
-        logprobs_NT[at_M, step] = grpo.chosen_logprobs(logprobs_MV, chosen_M)
-        ended_M = torch.isin(chosen_M, ends) & ~stopped_N[at_M]
-        lengths_N[at_M[ended_M]] = step + 1
-        stopped_N[at_M[ended_M]] = True
-        running_M = ~stopped_N[at_M]
-        running = int(running_M.sum())
-        if running == 0 or step + 1 == steps:
-            break
-        if running <= 0.75 * len(at_M):
-            batch.keep(running_M)
-            chosen_M = chosen_M[running_M]
-        batch.advance(chosen_M)
-    ids, logprobs, lengths, stopped = ids_NT.tolist(), logprobs_NT.tolist(), lengths_N.tolist(), stopped_N.tolist()
-    return [Sampled(tuple(ids[n][: lengths[n]]), tuple(logprobs[n][: lengths[n]]), stopped[n]) for n in range(rows)]
-
-
-class _Batch:
-    """Rows in mid-sentence: their cache, their next logits, and which row of the result each one is."""
-
-    _cache: Any
-
-    def __init__(self, policy: Policy, prompts: list[list[int]], group_size: int) -> None:
-        """Read each prompt once, padded on the left so that all end together, and share its cache among `group_size` rows."""
-        self._model, self._accepts = policy.model, accepted_arguments(policy.model)
-        width, device = max(map(len, prompts)), policy.device
-        ids_IS = torch.tensor([[policy.pad_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask_IS = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-        positions_IS = (mask_IS.cumsum(-1) - 1).clamp(min=0)
-        self.logits_MV, self._cache, self._mask_MS = torch.empty(0), None, mask_IS
-        self._forward(ids_IS, positions_IS)
-        self._cache.batch_repeat_interleave(group_size)
-        self.logits_MV = self.logits_MV.repeat_interleave(group_size, dim=0)
-        self._mask_MS = self._mask_MS.repeat_interleave(group_size, dim=0)
-        self._positions_M = positions_IS[:, -1].repeat_interleave(group_size)
-        self.rows_M = torch.arange(len(prompts) * group_size, device=device)
-
-    def advance(self, chosen_M: Tensor) -> None:
-        """Append one token to every row and compute the logits of the next."""
-        self._positions_M = self._positions_M + 1
-        self._mask_MS = torch.cat([self._mask_MS, self._mask_MS.new_ones((len(chosen_M), 1))], dim=-1)
-        self._forward(chosen_M.unsqueeze(-1), self._positions_M.unsqueeze(-1))
-
-    def keep(self, running_M: Tensor) -> None:
-        self._cache.batch_select_indices(running_M.nonzero().squeeze(-1))
-        self._mask_MS, self._positions_M = self._mask_MS[running_M], self._positions_M[running_M]
-        self.rows_M = self.rows_M[running_M]
-
-    def _forward(self, ids_MS: Tensor, positions_MS: Tensor) -> None:
-        optional = {"position_ids": positions_MS, "logits_to_keep": 1}
-        output = self._model(
-            input_ids=ids_MS,
-            attention_mask=self._mask_MS,
-            past_key_values=self._cache,
-            use_cache=True,
-            **{name: value for name, value in optional.items() if name in self._accepts},
-        )
-        self.logits_MV, self._cache = output.logits[:, -1], output.past_key_values
-
-
-def without_adapter(model: Any) -> Any:
-    """The language model itself, where an adapter (peft) is wrapped around it; the adapter's layers stay in place inside."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def accepted_arguments(model: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(without_adapter(model).forward).parameters)
-
-
 def out_of_memory(error: RuntimeError) -> bool:
     """CUDA has an exception of its own; MPS and the CPU's allocator only say so."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
-
-
-def _precise(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no double precision
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """One update of a policy from a batch of scored rollouts, own and external.
 
 Rollouts come scored and chosen; the trainer asks no verifier, no store and no peer. It owns the optimizer. The maths is in
-`grpo.py` and the forward pass in `forward.py`; here rollouts become examples, and micro-batches keep within a token budget. Neither
-the cut into micro-batches nor the padding changes the gradient.
+`grpo.py` and the forward pass in `forward.py`; here rollouts become examples, and parts of a batch keep within a budget of memory.
+How the batch is cut does not change the gradient.
 """
 
 import contextlib
@@ -17,17 +17,22 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rl_swarm import grpo
+from rl_swarm.architecture import activation_bytes
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError
-from rl_swarm.forward import PaddedReader, Passage
+from rl_swarm.forward import Passage, Reading, make_reader
 from rl_swarm.policy import Policy, out_of_memory
 from rl_swarm.rollout import Rollout
+
+# What the forward pass of one part of a batch leaves for its backward pass: enough for matrix products to reach their full rate.
+ACTIVATION_BYTES = {"cpu": 900_000_000, "cuda": 2_000_000_000, "mps": 2_000_000_000}
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
     """`correction` is what is done about external rollouts being off-policy: `topr`, or `none` as in the paper.
 
-    `tolerance` is the range of rewards below which a rollout is uninformative; `max_grad_norm` may be infinite.
+    `tolerance` is the range of rewards below which a rollout is uninformative; `max_grad_norm` may be infinite. Without
+    `micro_batch_tokens`, as many tokens are computed at once as `ACTIVATION_BYTES` have room for.
     """
 
     learning_rate: float
@@ -37,7 +42,7 @@ class TrainerSettings:
     kl_weight: float = 0.0
     updates_per_batch: int = 1
     max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int | None = None
     tolerance: float = 0.05
 
     def __post_init__(self) -> None:
@@ -46,8 +51,8 @@ class TrainerSettings:
         if not (self.learning_rate >= 0 and math.isfinite(self.learning_rate)):
             raise ConfigError(f"LEARNING_RATE must be at least 0, got {self.learning_rate}")
         for name in ("updates_per_batch", "micro_batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ConfigError(f"{name} must be at least 1, got {number}")
         if not (0 <= self.clip_low < 1 and self.clip_high >= 0 and self.kl_weight >= 0 and self.max_grad_norm > 0):
             raise ConfigError(
                 f"clip_low must be in [0, 1), clip_high and kl_weight not negative, max_grad_norm above 0: got {self}"
@@ -74,14 +79,12 @@ class _Pending:
 
     def __init__(self, examples: list[Example], device: torch.device) -> None:
         self.examples = examples
+        self.passages = [example.passage for example in examples]
         self.old = {row: torch.tensor(e.recorded, device=device) for row, e in enumerate(examples) if e.recorded}
         self.reference: dict[int, Tensor] = {}
         self.tokens = sum(len(example.passage.completion_ids) for example in examples)
         self.external = sum(example.external for example in examples)
         self.external_negative = sum(example.external and example.advantage < 0 for example in examples)
-
-    def passages(self, rows: list[int]) -> list[Passage]:
-        return [self.examples[row].passage for row in rows]
 
 
 class Trainer:
@@ -96,12 +99,13 @@ class Trainer:
         self._parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise ModelError(f"no parameter of {policy.name or 'the model'} is trainable")
-        self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate)
-        self._reader = PaddedReader(policy)
+        self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate, fused=fused_adam(policy.device))
+        self._reader = make_reader(policy)
         self._frozen = None
         if settings.kl_weight > 0 and not hasattr(policy.model, "disable_adapter"):
             self._frozen = copy.deepcopy(policy.model).requires_grad_(False)
-        self._token_budget = settings.micro_batch_tokens
+        room = ACTIVATION_BYTES[policy.device.type]
+        self._token_budget = settings.micro_batch_tokens or max(1, room // activation_bytes(policy.model))
         self.policy_version = 0
 
     def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
@@ -171,39 +175,39 @@ class Trainer:
     def _accumulate(self, pending: _Pending) -> dict[str, float]:
         """Leave the gradient of the whole batch in the parameters.
 
-        Where a micro-batch does not fit in memory, all that was gathered is thrown away, since a backward pass may have died
-        midway, and this batch and all later ones are cut finer, down to single completions.
+        Where a part of it does not fit in memory, all that was gathered is thrown away, since a backward pass may have died midway,
+        and this batch and all later ones are cut finer, down to single completions.
         """
         while True:
             self._optimizer.zero_grad()
-            totals: dict[str, float] = {}
-            failed: list[int] = []
-            for rows in micro_batches(pending.examples, self._token_budget):
-                try:
-                    _add(totals, self._backward(pending, rows))
-                except RuntimeError as error:
-                    if not out_of_memory(error):
-                        raise
-                    failed = [passage.length for passage in pending.passages(rows)]
-                    break
-            if not failed:
+            try:
+                if self._settings.kl_weight > 0:
+                    self._read_reference(pending)
+                parts = self._reader.parts(self._policy.model, pending.passages, self._token_budget)
+                totals: dict[str, float] = {}
+                for rows, reading in parts:
+                    _add(totals, self._backward(pending, rows, reading))
                 return totals
-            self._cut_finer(failed)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+            self._cut_finer(pending)  # outside the handler, whose exception would keep the failed attempt's tensors alive
 
-    def _cut_finer(self, failed: list[int]) -> None:
-        if len(failed) == 1:
+    def _cut_finer(self, pending: _Pending) -> None:
+        lengths = [passage.length for passage in pending.passages]
+        if self._token_budget <= max(lengths):
+            self._optimizer.zero_grad()
             raise ModelError(
-                f"a single completion with its prompt, {failed[0]} tokens, does not fit in the memory of {self._policy.device}: "
+                f"a single completion with its prompt, {max(lengths)} tokens, does not fit in the memory of {self._policy.device}: "
                 "lower MAX_NEW_TOKENS, set LORA_RANK, or choose a smaller MODEL_NAME"
             )
-        self._token_budget = len(failed) * max(failed) // 2
+        self._token_budget = max(min(self._token_budget, sum(lengths)) // 2, max(lengths))
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _backward(self, pending: _Pending, rows: list[int]) -> dict[str, float]:
-        """Add one micro-batch's part of the gradient; return its part of each measurement."""
+    def _backward(self, pending: _Pending, rows: list[int], reading: Reading) -> dict[str, float]:
+        """Add one part of the gradient; return that part of each measurement."""
         settings, examples = self._settings, [pending.examples[row] for row in rows]
-        reading = self._reader.read(self._policy.model, pending.passages(rows))
         logprobs_BT, mask_BT = reading.logprobs_BT, reading.mask_BT
         advantages_B = mask_BT.new_tensor([example.advantage for example in examples])
         external_B = mask_BT.new_tensor([example.external for example in examples]).bool()
@@ -216,8 +220,8 @@ class Trainer:
         loss = grpo.token_loss(objective_BT, weights_B, mask_BT, pending.tokens)
         measured = {}
         if settings.kl_weight > 0:
-            kl_BT = grpo.kl_estimates(logprobs_BT, self._reference_logprobs(pending, rows))
-            kl = grpo.token_mean(kl_BT, mask_BT, pending.tokens)
+            reference_BT = pad_sequence([pending.reference[row] for row in rows], batch_first=True)
+            kl = grpo.token_mean(grpo.kl_estimates(logprobs_BT, reference_BT), mask_BT, pending.tokens)
             loss = loss + settings.kl_weight * kl
             measured["kl"] = kl.item()
         loss.backward()
@@ -251,17 +255,23 @@ class Trainer:
         """
         if self._settings.updates_per_batch == 1:
             return None
-        _remember(pending.old, rows, pending.passages(rows), logprobs_BT)
+        _remember(pending.old, pending, rows, logprobs_BT)
         return pad_sequence([pending.old[row] for row in rows], batch_first=True)
 
-    def _reference_logprobs(self, pending: _Pending, rows: list[int]) -> Tensor:
-        if any(row not in pending.reference for row in rows):
-            adapter_off = contextlib.nullcontext() if self._frozen is not None else self._policy.model.disable_adapter()
-            with torch.no_grad(), adapter_off:
-                model = self._policy.model if self._frozen is None else self._frozen
-                reading = self._reader.read(model, pending.passages(rows))
-            _remember(pending.reference, rows, pending.passages(rows), reading.logprobs_BT)
-        return pad_sequence([pending.reference[row] for row in rows], batch_first=True)
+    def _read_reference(self, pending: _Pending) -> None:
+        if pending.reference:
+            return
+        adapter_off = contextlib.nullcontext() if self._frozen is not None else self._policy.model.disable_adapter()
+        model, found = self._policy.model if self._frozen is None else self._frozen, dict[int, Tensor]()
+        with torch.no_grad(), adapter_off:
+            for rows, reading in self._reader.parts(model, pending.passages, self._token_budget):
+                _remember(found, pending, rows, reading.logprobs_BT)
+        pending.reference = found
+
+
+def fused_adam(device: torch.device) -> bool:
+    """Whether Adam has one kernel for all its arithmetic here: it reads and writes each tensor once instead of a dozen times."""
+    return device.type in ("cpu", "cuda", "mps")
 
 
 def examples_of(policy: Policy, rollout: Rollout) -> list[Example]:
@@ -280,29 +290,15 @@ def examples_of(policy: Policy, rollout: Rollout) -> list[Example]:
     return [example for example in examples if example.passage.completion_ids]
 
 
-def micro_batches(examples: Sequence[Example], token_budget: int) -> list[list[int]]:
-    """Cut the batch into rows of similar length, longest first, with at most `token_budget` tokens each, padding included.
-
-    A single example over the budget is a micro-batch of its own. The cut depends on the lengths and the batch's order only.
-    """
-    lengths = [example.passage.length for example in examples]
-    cut: list[list[int]] = []
-    for row in sorted(range(len(examples)), key=lambda row: -lengths[row]):
-        if not cut or (len(cut[-1]) + 1) * lengths[cut[-1][0]] > token_budget:
-            cut.append([])
-        cut[-1].append(row)
-    return cut
-
-
 def _rewards(rollout: Rollout) -> Tensor:
     return torch.tensor(rollout.rewards, dtype=torch.float64)
 
 
-def _remember(memory: dict[int, Tensor], rows: list[int], passages: list[Passage], logprobs_BT: Tensor) -> None:
+def _remember(memory: dict[int, Tensor], pending: _Pending, rows: list[int], logprobs_BT: Tensor) -> None:
     """Keep the log-probabilities of rows that are not known yet, without their padding."""
-    for row, passage, logprobs_T in zip(rows, passages, logprobs_BT.detach(), strict=True):
+    for row, logprobs_T in zip(rows, logprobs_BT.detach(), strict=True):
         if row not in memory:
-            memory[row] = logprobs_T[: len(passage.completion_ids)].clone()
+            memory[row] = logprobs_T[: len(pending.passages[row].completion_ids)].clone()
 
 
 def _add(totals: dict[str, float], parts: dict[str, float]) -> None:

@@ -15,14 +15,28 @@ LEVELS = [
     {"errors", "clock", "randomness"},
     {"document"},
     {"config", "rollout", "store"},
-    {"tasks", "swarm", "selection", "grpo", "forward", "policy", "models", "journal", "progress", "measures"},
+    {
+        "tasks",
+        "swarm",
+        "selection",
+        "grpo",
+        "attention",
+        "architecture",
+        "sampling",
+        "forward",
+        "policy",
+        "models",
+        "journal",
+        "progress",
+        "measures",
+    },
     {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
     {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "web", "notebook"},
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
-TORCH = {"memory", "models", "policy", "grpo", "forward", "trainer", "checkpoint"}
+TORCH = {"memory", "models", "policy", "grpo", "attention", "architecture", "sampling", "forward", "trainer", "checkpoint"}
 
 
 def imports(path: Path) -> set[str]:

@@ -1,9 +1,10 @@
-"""The forward pass over given completions: padding, chunks and odd heads change nothing."""
+"""Forward passes over given completions: packing, padding, parts, chunks and odd heads change neither values nor gradients."""
 
 import pytest
 import torch
 
-from rl_swarm.forward import PaddedReader, Passage, has_plain_head
+from rl_swarm.architecture import has_plain_head, packs
+from rl_swarm.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
 from rl_swarm.policy import Policy
 from tests.tiny_models import policy
 
@@ -11,8 +12,12 @@ PASSAGES = [
     Passage((1, 2, 3, 4, 5, 6, 7), (8, 9)),
     Passage((3, 1), (4, 1, 5, 9, 2, 6)),
     Passage((2, 7, 1), (8,)),
+    Passage((3, 1), (9, 9, 4)),
+    Passage((2, 7, 1), (5, 5, 5, 0)),
+    Passage((3, 1), (6,)),
 ]
-ARCHITECTURES = ["llama", "qwen2", "gpt2"]
+WEIGHTS = torch.tensor([1.0, -0.5, 2.0, 0.3, -1.0, 0.7])
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gpt2"]
 
 
 def alone(made: Policy, passage: Passage) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,29 +27,98 @@ def alone(made: Policy, passage: Passage) -> tuple[torch.Tensor, torch.Tensor]:
     return logprobs.gather(-1, torch.tensor(passage.completion_ids)[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
+def read(reader: Reader, made: Policy, token_budget: int = 1 << 16) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Log-probabilities and entropies by passage, without their padding, after going backward through every part."""
+    found = {}
+    for rows, reading in reader.parts(made.model, PASSAGES, token_budget):
+        (reading.logprobs_BT * reading.mask_BT * WEIGHTS[rows].unsqueeze(1)).sum().backward()
+        for place, row in enumerate(rows):
+            length = len(PASSAGES[row].completion_ids)
+            assert reading.mask_BT[place].tolist() == [1.0] * length + [0.0] * (reading.mask_BT.shape[1] - length)
+            assert not reading.logprobs_BT[place, length:].any()
+            assert not reading.entropies_BT.requires_grad
+            found[row] = (reading.logprobs_BT[place, :length].detach(), reading.entropies_BT[place, :length])
+    assert sorted(found) == list(range(len(PASSAGES)))
+    return found
+
+
 @pytest.mark.parametrize("logit_values", [1 << 26, 1])
+@pytest.mark.parametrize("token_budget", [1 << 16, 16, 1])
+@pytest.mark.parametrize("kind", [PackedReader, PaddedReader])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_reading_is_that_of_each_passage_alone(architecture: str, logit_values: int) -> None:
-    made = policy(architecture, temperature=0.7)
-    reading = PaddedReader(made, logit_values).read(made.model, PASSAGES)
-    assert reading.mask_BT.tolist() == [[1, 1, 0, 0, 0, 0], [1] * 6, [1, 0, 0, 0, 0, 0]]
+def test_reading_and_gradient_are_those_of_each_passage_alone(
+    architecture: str, kind: type[Reader], token_budget: int, logit_values: int
+) -> None:
+    made, textbook = policy(architecture, temperature=0.7), policy(architecture, temperature=0.7)
+    found = read(kind(made, logit_values), made, token_budget)
     for row, passage in enumerate(PASSAGES):
-        length = len(passage.completion_ids)
-        logprobs, entropies = alone(made, passage)
-        torch.testing.assert_close(reading.logprobs_BT[row, :length], logprobs, rtol=0, atol=1e-5)
-        torch.testing.assert_close(reading.entropies_BT[row, :length], entropies.detach(), rtol=0, atol=1e-5)
-        assert not reading.logprobs_BT[row, length:].any()
-    assert not reading.entropies_BT.requires_grad
+        logprobs, entropies = alone(textbook, passage)
+        (WEIGHTS[row] * logprobs.sum()).backward()
+        torch.testing.assert_close(found[row][0], logprobs.detach(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[row][1], entropies.detach(), rtol=0, atol=1e-5)
+    for (name, one), other in zip(made.model.named_parameters(), textbook.model.parameters(), strict=True):
+        assert (one.grad - other.grad).norm() <= 1e-5 * max(1.0, other.grad.norm()), name
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_chunks_give_the_same_gradient(architecture: str) -> None:
-    gradients = []
-    for logit_values in (1 << 26, 1):
+def test_a_frozen_part_gets_no_gradient() -> None:
+    made = policy()
+    made.model.get_input_embeddings().weight.requires_grad_(False)
+    read(PackedReader(made), made)
+    assert made.model.get_input_embeddings().weight.grad is None
+    assert made.model.base_model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
+
+
+def test_reading_without_gradients() -> None:
+    made = policy()
+    with torch.no_grad():
+        parts = list(PackedReader(made).parts(made.model, PASSAGES, 16))
+    assert not any(reading.logprobs_BT.requires_grad for _, reading in parts)
+
+
+def test_every_prompt_goes_through_the_model_once() -> None:
+    made = policy()
+    passages = [Passage((1, 2, 3, 4, 5), (6, 7)), Passage((1, 2, 3, 4, 5), (7, 8, 9)), Passage((2, 3), (4,))]
+    seen = []
+    made.model.base_model.layers[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    assert len(list(PackedReader(made).parts(made.model, passages, 100))) == 1
+    assert seen == [7, 3], "7 prompt tokens, then the 3 completion tokens that predict another"
+
+
+def test_cut() -> None:
+    long, short = Passage((1,) * 30, (2,) * 4), Passage((3,) * 10, (2,) * 6)
+    passages = [short, long, short, long, short]
+    # Budget 40: 20 tokens of prompts at most together, or one prompt; then what is left for completions.
+    assert packed_cut(passages, 40) == [([(1,) * 30], [[1, 3]]), ([(3,) * 10], [[0, 2, 4]])]
+    assert packed_cut(passages, 100) == [([(1,) * 30, (3,) * 10], [[0, 2, 4, 1, 3]])]
+    assert packed_cut(passages, 1) == [([(1,) * 30], [[1], [3]]), ([(3,) * 10], [[0], [2], [4]])]
+    lengths = [5, 30, 12, 12, 7, 100]
+    rows = [Passage((1,) * (length - 1), (2,)) for length in lengths]
+    assert padded_cut(rows, 36) == [[5], [1], [2, 3, 4], [0]]
+    assert padded_cut(rows, 1) == [[5], [1], [2], [3], [4], [0]]
+
+
+def test_architectures_that_pack() -> None:
+    for architecture in ARCHITECTURES:
         made = policy(architecture)
-        PaddedReader(made, logit_values).read(made.model, PASSAGES).logprobs_BT.sum().backward()
-        gradients.append([parameter.grad for parameter in made.model.parameters()])
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-5)
+        assert made.packed
+        assert packs(made.model, made.end_id)
+
+
+@pytest.mark.parametrize("reason", ["sliding window", "positions", "capped head"])
+def test_what_cannot_be_packed_is_noticed(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = policy("qwen2")
+    assert packs(made.model, made.end_id)
+    attentions = [layer.self_attn for layer in made.model.base_model.layers]
+    if reason == "sliding window":
+        monkeypatch.setattr(attentions[1], "sliding_window", 8)
+    elif reason == "positions":  # a decoder that makes its own positions from the order of the tokens
+        forward = made.model.base_model.forward
+        monkeypatch.setattr(made.model.base_model, "forward", lambda position_ids=None, **inputs: forward(**inputs))
+    else:
+        capped(made, takes_logits_to_keep=True)
+    assert not packs(made.model, made.end_id)
+    monkeypatch.setattr(made, "packed", False)
+    assert isinstance(make_reader(made), PaddedReader)
 
 
 def capped(made: Policy, *, takes_logits_to_keep: bool) -> Policy:
@@ -69,8 +143,6 @@ def test_a_head_that_is_more_than_a_matrix_is_asked_itself(takes_logits_to_keep:
     made = capped(policy(), takes_logits_to_keep=takes_logits_to_keep)
     assert has_plain_head(policy().model, 0)
     assert not has_plain_head(made.model, 0)
-    reading = PaddedReader(made, 1).read(made.model, PASSAGES)
+    found = read(PaddedReader(made, 1), made)
     for row, passage in enumerate(PASSAGES):
-        torch.testing.assert_close(
-            reading.logprobs_BT[row, : len(passage.completion_ids)], alone(made, passage)[0], rtol=0, atol=1e-5
-        )
+        torch.testing.assert_close(found[row][0], alone(made, passage)[0].detach(), rtol=0, atol=1e-5)

@@ -1,6 +1,5 @@
 """Prompts, sampling with its log-probabilities, and a peer's text as own ids."""
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -139,16 +138,16 @@ def test_no_questions_no_completions() -> None:
 def test_a_batch_that_does_not_fit_is_sampled_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     expected = answers(made)
-    forward, sizes = made.model.forward, []
+    decoder, sizes = made.model.base_model, []
+    forward = decoder.forward
 
-    @functools.wraps(forward)  # keeps the signature, from which the policy learns what the model takes
-    def limited(input_ids, **inputs):
-        sizes.append(len(input_ids))
-        if len(input_ids) > 4:
+    def limited(inputs_embeds, **inputs):
+        sizes.append(inputs_embeds.shape[1])
+        if inputs["pattern"].__class__.__name__ == "Growing" and sizes[-1] > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(input_ids=input_ids, **inputs)
+        return forward(inputs_embeds=inputs_embeds, **inputs)
 
-    monkeypatch.setattr(made.model, "forward", limited)
+    monkeypatch.setattr(decoder, "forward", limited)
     halved = answers(made)
     assert [[done.token_ids for done in group] for group in halved] == [[done.token_ids for done in group] for group in expected]
     assert max(sizes) > 4

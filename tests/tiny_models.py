@@ -1,4 +1,4 @@
-"""Random-weight models of the three architectures, and two small tokenizers, so that tests need no hub.
+"""Random-weight models of the four architectures, and two small tokenizers, so that tests need no hub.
 
 `chat_tokenizer` has a chat template and a pad token; `plain_tokenizer` is like GPT-2's: byte-level, no pad token, no template.
 Weights are drawn wide on purpose: with the usual narrow ones every distribution is nearly uniform and a wrong position or mask
@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from rl_swarm.policy import Policy
@@ -100,6 +102,23 @@ def qwen2(vocabulary: int, seed: int = 0, wide: float = 0.2) -> Qwen2ForCausalLM
     return seeded(Qwen2ForCausalLM, config, seed)
 
 
+def qwen3(vocabulary: int, seed: int = 0, wide: float = 0.2) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        initializer_range=wide,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return seeded(Qwen3ForCausalLM, config, seed)
+
+
 def gpt2(vocabulary: int, seed: int = 0, wide: float = 0.2) -> GPT2LMHeadModel:
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -123,7 +142,7 @@ def seeded(kind, config, seed: int):
 def policy(architecture: str = "llama", *, seed: int = 0, wide: float = 0.2, max_new_tokens: int = 12, **options) -> Policy:
     """GPT-2 goes with the plain tokenizer, the others with the chat tokenizer."""
     tokenizer = plain_tokenizer() if architecture == "gpt2" else chat_tokenizer()
-    build = {"llama": llama, "qwen2": qwen2, "gpt2": gpt2}[architecture]
+    build = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gpt2": gpt2}[architecture]
     return Policy(
         build(len(tokenizer), seed, wide), tokenizer, max_new_tokens=max_new_tokens, name=f"tiny-{architecture}", **options
     )
