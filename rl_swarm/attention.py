@@ -30,18 +30,29 @@ class Pattern(Protocol):
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor: ...
 
 
-def run(decoder: Any, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern) -> Tensor:
-    """The last hidden state of every packed token; the layers take their attention from the pattern."""
-    # The mask is never read: given in four dimensions, it keeps the model from making one of N × N.
-    unread = positions_N.new_zeros((1, 1, 1, 1), dtype=torch.bool)
-    inputs = {"inputs_embeds": embedded_ND[None], "position_ids": positions_N[None], "attention_mask": unread}
-    before = decoder.config._attn_implementation
-    decoder.config._attn_implementation = NAME
-    try:
-        hidden: Tensor = decoder(**inputs, use_cache=False, pattern=pattern).last_hidden_state
-    finally:
-        decoder.config._attn_implementation = before
-    return hidden[0]
+class PackedDecoder(Protocol):
+    """Embedded tokens in, the last hidden state of each out; the layers take their attention from the pattern."""
+
+    def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern) -> Tensor: ...
+
+
+class HostedDecoder:
+    """A decoder of transformers, of any architecture that lets its attention be replaced."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern) -> Tensor:
+        # The mask is never read: given in four dimensions, it keeps the model from making one of N × N.
+        unread = positions_N.new_zeros((1, 1, 1, 1), dtype=torch.bool)
+        inputs = {"inputs_embeds": embedded_ND[None], "position_ids": positions_N[None], "attention_mask": unread}
+        config = self._decoder.config
+        before, config._attn_implementation = config._attn_implementation, NAME
+        try:
+            hidden: Tensor = self._decoder(**inputs, use_cache=False, pattern=pattern).last_hidden_state
+        finally:
+            config._attn_implementation = before
+        return hidden[0]
 
 
 def positions(lengths: Sequence[int], device: torch.device, starts: Sequence[int] | None = None) -> Tensor:

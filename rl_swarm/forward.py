@@ -5,7 +5,7 @@ no padding; `PaddedReader` works for every causal language model. Logits exist o
 completion. Nothing here knows advantages or losses, or takes a step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_swarm import grpo
 from rl_swarm.architecture import accepted_arguments, decoder_of, has_plain_head
-from rl_swarm.attention import Completions, Prompts, positions, run
+from rl_swarm.attention import Completions, HostedDecoder, PackedDecoder, Prompts, positions
+from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
 
 LOGIT_VALUES = 1 << 26  # logits that exist at once, 256 MB in fp32; a part with more is read in chunks
@@ -52,7 +53,7 @@ class Reader(Protocol):
 
 
 def make_reader(policy: Policy, logit_values: int = LOGIT_VALUES) -> Reader:
-    return PackedReader(policy, logit_values) if policy.packed else PaddedReader(policy, logit_values)
+    return PaddedReader(policy, logit_values) if policy.decoder is None else PackedReader(policy, logit_values)
 
 
 class _Head:
@@ -84,15 +85,17 @@ class PackedReader:
 
     def __init__(self, policy: Policy, logit_values: int = LOGIT_VALUES) -> None:
         self._device, self._head = policy.device, _Head(policy.temperature, logit_values)
+        self._kind: Callable[[Any], PackedDecoder] = LeanDecoder if isinstance(policy.decoder, LeanDecoder) else HostedDecoder
 
     def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+        decoder = self._kind(decoder_of(model))
         cut = packed_cut(passages, token_budget)
         # The last token of a completion predicts nothing, so it is not among those that are computed.
         texts = [passage.completion_ids[:-1] for passage in passages]
         order = [text for prompts, parts in cut for text in (*prompts, *(texts[row] for rows in parts for row in rows))]
         tokens = _Tokens(model.get_input_embeddings(), order, self._device)
         for prompts, parts in cut:
-            prefix = _Prefix(decoder_of(model), tokens.take(prompts), prompts)
+            prefix = _Prefix(decoder, tokens.take(prompts), prompts)
             for rows in parts:
                 yield rows, self._read(model, prefix, tokens.take([texts[row] for row in rows]), [passages[row] for row in rows])
             prefix.backward()
@@ -101,7 +104,7 @@ class PackedReader:
     def _read(self, model: Any, prefix: "_Prefix", embedded_ND: Tensor, passages: list[Passage]) -> Reading:
         prompt_of = [prefix.number[passage.prompt_ids] for passage in passages]
         lengths = [len(passage.completion_ids) for passage in passages]
-        hidden_ND = prefix.continued(decoder_of(model), embedded_ND, [length - 1 for length in lengths], prompt_of)
+        hidden_ND = prefix.continued(embedded_ND, [length - 1 for length in lengths], prompt_of)
         # A completion's first token is predicted at the end of its prompt, each other one at the token before it.
         sources, first = [], len(prefix.lasts_ID)
         for number, length in zip(prompt_of, lengths, strict=True):
@@ -147,25 +150,26 @@ class _Tokens(_Leaves):
 class _Prefix(_Leaves):
     """Prompts, computed once: activations of one part exist at a time, and still each prompt goes forward once and back once."""
 
-    def __init__(self, decoder: Any, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, decoder: PackedDecoder, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
         device = embedded_ND.device
         self.number = {prompt: number for number, prompt in enumerate(prompts)}
         self._lengths = [len(prompt) for prompt in prompts]
         self._prompts = Prompts(self._lengths, device)
-        hidden_ND = run(decoder, embedded_ND, positions(self._lengths, device), self._prompts)
+        self._decoder = decoder
+        hidden_ND = decoder(embedded_ND, positions(self._lengths, device), self._prompts)
         lasts_I = torch.tensor(self._lengths, device=device).cumsum(0) - 1
         self.lasts_ID = self.leaf(hidden_ND.index_select(0, lasts_I))
         self._keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
         self._values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
 
-    def continued(self, decoder: Any, embedded_ND: Tensor, lengths: list[int], prompt_of: list[int]) -> Tensor:
+    def continued(self, embedded_ND: Tensor, lengths: list[int], prompt_of: list[int]) -> Tensor:
         """The hidden states of texts that follow these prompts, one behind the other."""
         if not any(lengths):
             return self.lasts_ID[:0]
         pattern = Completions(lengths, prompt_of, self._prompts, self._keys, self._values)
         starts = [self._lengths[number] for number in prompt_of]
-        return run(decoder, embedded_ND, positions(lengths, embedded_ND.device, starts), pattern)
+        return self._decoder(embedded_ND, positions(lengths, embedded_ND.device, starts), pattern)
 
 
 def packed_cut(passages: Sequence[Passage], token_budget: int) -> list[tuple[list[tuple[int, ...]], list[list[int]]]]:

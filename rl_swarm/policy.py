@@ -13,7 +13,7 @@ import torch
 from jinja2.exceptions import TemplateError
 from torch import Tensor
 
-from rl_swarm.architecture import packs
+from rl_swarm.architecture import packed_decoder
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.rollout import Completion, Question
 from rl_swarm.sampling import Sampled, Sampler
@@ -61,8 +61,10 @@ class Policy:
         self.pad_id = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.context_tokens = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._rendered = functools.lru_cache(PROMPTS_KEPT)(self._render_prompt)
-        self.packed = packs(self.model, self.end_id)
-        self._sampler = Sampler(self.model, self.packed, self.pad_id, self.end_ids, max_new_tokens, temperature, top_p, self.device)
+        self.decoder = packed_decoder(self.model, self.end_id)
+        self._sampler = Sampler(
+            self.model, self.decoder, self.pad_id, self.end_ids, max_new_tokens, temperature, top_p, self.device
+        )
         self._batch_tokens = batch_tokens
         self._system_role = tokenizer.chat_template is not None and _accepts_system_role(tokenizer)
 
@@ -132,7 +134,9 @@ class Policy:
         start = longest = 0
         for index, prompt in enumerate(prompts):
             longest = max(longest, len(prompt))
-            prompt_tokens = longest if self.packed else longest * group_size  # a packed prompt is kept once for its completions
+            prompt_tokens = (
+                longest * group_size if self.decoder is None else longest
+            )  # a packed prompt is kept once for its completions
             row_tokens = prompt_tokens + self.max_new_tokens * group_size
             if index > start and (index + 1 - start) * row_tokens > self._batch_tokens:
                 yield start, index

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rl_swarm import grpo
-from rl_swarm.architecture import accepted_arguments, decoder_of
-from rl_swarm.attention import Growing, Prompts, positions, run
+from rl_swarm.architecture import accepted_arguments
+from rl_swarm.attention import Growing, PackedDecoder, Prompts, positions
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How to continue prompts; `packed` says that the model's architecture allows packed attention."""
+    """How to continue prompts. Without a packed decoder the model is run as it is."""
 
     model: Any
-    packed: bool
+    decoder: PackedDecoder | None
     pad_id: int
     end_ids: frozenset[int]
     max_new_tokens: int
@@ -45,8 +45,11 @@ class Sampler:
         N counts rows of the result, M rows still in the batch: those that ended leave it, a quarter of the batch at a time, since
         taking rows out copies what is kept of them.
         """
-        kind = PackedBatch if self.packed else PaddedBatch
-        batch: PackedBatch | PaddedBatch = kind(self, prompts, group_size)
+        batch: PackedBatch | PaddedBatch
+        if self.decoder is None:
+            batch = PaddedBatch(self, prompts, group_size)
+        else:
+            batch = PackedBatch(self, self.decoder, prompts, group_size)
         rows, steps, device = len(prompts) * group_size, self.max_new_tokens, self.device
         uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, _precise(device))
         ids_NT = torch.zeros((rows, steps), dtype=torch.long, device=device)
@@ -77,13 +80,13 @@ class Sampler:
 class PackedBatch:
     """Rows in mid-sentence, one packed token each; their prompts' keys and values exist once, not once a row."""
 
-    def __init__(self, sampler: Sampler, prompts: Sequence[Sequence[int]], group_size: int) -> None:
-        self._decoder = decoder_of(sampler.model)
+    def __init__(self, sampler: Sampler, decoder: PackedDecoder, prompts: Sequence[Sequence[int]], group_size: int) -> None:
+        self._decoder = decoder
         self._table, self._head = sampler.model.get_input_embeddings(), sampler.model.get_output_embeddings()
         lengths, device = [len(prompt) for prompt in prompts], sampler.device
         read = Prompts(lengths, device)
         ids_N = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        hidden_ND = run(self._decoder, self._table(ids_N), positions(lengths, device), read)
+        hidden_ND = decoder(self._table(ids_N), positions(lengths, device), read)
         lasts_I = torch.tensor(lengths, device=device).cumsum(0) - 1
         self.logits_MV = self._head(hidden_ND.index_select(0, lasts_I)).repeat_interleave(group_size, dim=0)
         self._rows = Growing(read, group_size, sampler.max_new_tokens)
@@ -95,7 +98,7 @@ class PackedBatch:
 
     def advance(self, chosen_M: Tensor) -> None:
         """Append one token to every row and compute the logits of the next."""
-        self.logits_MV = self._head(run(self._decoder, self._table(chosen_M), self._positions_M, self._rows))
+        self.logits_MV = self._head(self._decoder(self._table(chosen_M), self._positions_M, self._rows))
         self._rows.step += 1
         self._positions_M = self._positions_M + 1
 

@@ -21,6 +21,7 @@ LEVELS = [
         "selection",
         "grpo",
         "attention",
+        "lean",
         "architecture",
         "sampling",
         "forward",
@@ -36,7 +37,7 @@ LEVELS = [
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
-TORCH = {"memory", "models", "policy", "grpo", "attention", "architecture", "sampling", "forward", "trainer", "checkpoint"}
+TORCH = {"memory", "models", "policy", "grpo", "attention", "lean", "architecture", "sampling", "forward", "trainer", "checkpoint"}
 
 
 def imports(path: Path) -> set[str]:

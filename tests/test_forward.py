@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from rl_swarm.architecture import has_plain_head, packs
+from rl_swarm.architecture import has_plain_head, packed_decoder
+from rl_swarm.attention import HostedDecoder
 from rl_swarm.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
+from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
 from tests.tiny_models import policy
 
@@ -40,6 +42,18 @@ def read(reader: Reader, made: Policy, token_budget: int = 1 << 16) -> dict[int,
             found[row] = (reading.logprobs_BT[place, :length].detach(), reading.entropies_BT[place, :length])
     assert sorted(found) == list(range(len(PASSAGES)))
     return found
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_hosted_layers_give_the_same(architecture: str) -> None:
+    lean, hosted = policy(architecture), policy(architecture)
+    assert isinstance(lean.decoder, LeanDecoder)
+    hosted.decoder = HostedDecoder(hosted.model.base_model)
+    found, expected = read(PackedReader(lean), lean), read(PackedReader(hosted), hosted)
+    for row in found:
+        torch.testing.assert_close(found[row], expected[row], rtol=0, atol=1e-5)
+    for (name, one), other in zip(lean.model.named_parameters(), hosted.model.parameters(), strict=True):
+        assert (one.grad - other.grad).norm() <= 1e-5 * max(1.0, other.grad.norm()), name
 
 
 @pytest.mark.parametrize("logit_values", [1 << 26, 1])
@@ -79,7 +93,9 @@ def test_every_prompt_goes_through_the_model_once() -> None:
     made = policy()
     passages = [Passage((1, 2, 3, 4, 5), (6, 7)), Passage((1, 2, 3, 4, 5), (7, 8, 9)), Passage((2, 3), (4,))]
     seen = []
-    made.model.base_model.layers[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    made.model.base_model.layers[0].self_attn.q_proj.register_forward_hook(
+        lambda module, inputs, output: seen.append(len(inputs[0]))
+    )
     assert len(list(PackedReader(made).parts(made.model, passages, 100))) == 1
     assert seen == [7, 3], "7 prompt tokens, then the 3 completion tokens that predict another"
 
@@ -100,24 +116,19 @@ def test_cut() -> None:
 def test_architectures_that_pack() -> None:
     for architecture in ARCHITECTURES:
         made = policy(architecture)
-        assert made.packed
-        assert packs(made.model, made.end_id)
+        assert isinstance(made.decoder, HostedDecoder if architecture == "gpt2" else LeanDecoder)
 
 
-@pytest.mark.parametrize("reason", ["sliding window", "positions", "capped head"])
+@pytest.mark.parametrize("reason", ["sliding window", "capped head"])
 def test_what_cannot_be_packed_is_noticed(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy("qwen2")
-    assert packs(made.model, made.end_id)
     attentions = [layer.self_attn for layer in made.model.base_model.layers]
     if reason == "sliding window":
         monkeypatch.setattr(attentions[1], "sliding_window", 8)
-    elif reason == "positions":  # a decoder that makes its own positions from the order of the tokens
-        forward = made.model.base_model.forward
-        monkeypatch.setattr(made.model.base_model, "forward", lambda position_ids=None, **inputs: forward(**inputs))
     else:
         capped(made, takes_logits_to_keep=True)
-    assert not packs(made.model, made.end_id)
-    monkeypatch.setattr(made, "packed", False)
+    assert packed_decoder(made.model, made.end_id) is None
+    monkeypatch.setattr(made, "decoder", None)
     assert isinstance(make_reader(made), PaddedReader)
 
 

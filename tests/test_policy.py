@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl_swarm.attention import Growing
 from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import PLAIN_PROMPT, SYSTEM_PROMPT, Policy, out_of_memory
 from rl_swarm.rollout import Completion, Question
 from tests.tiny_models import NO_SYSTEM_TEMPLATE, QUESTIONS, chat_tokenizer, llama, plain_tokenizer, policy
@@ -138,16 +140,15 @@ def test_no_questions_no_completions() -> None:
 def test_a_batch_that_does_not_fit_is_sampled_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     expected = answers(made)
-    decoder, sizes = made.model.base_model, []
-    forward = decoder.forward
+    compute, sizes = LeanDecoder.__call__, []
 
-    def limited(inputs_embeds, **inputs):
-        sizes.append(inputs_embeds.shape[1])
-        if inputs["pattern"].__class__.__name__ == "Growing" and sizes[-1] > 4:
+    def limited(self, embedded, positions, pattern):
+        sizes.append(len(embedded))
+        if isinstance(pattern, Growing) and len(embedded) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(inputs_embeds=inputs_embeds, **inputs)
+        return compute(self, embedded, positions, pattern)
 
-    monkeypatch.setattr(decoder, "forward", limited)
+    monkeypatch.setattr(LeanDecoder, "__call__", limited)
     halved = answers(made)
     assert [[done.token_ids for done in group] for group in halved] == [[done.token_ids for done in group] for group in expected]
     assert max(sizes) > 4

@@ -1,6 +1,5 @@
 """The update: its gradient against plain formulas, external rollouts in it, reproducibility, lack of memory, and learning."""
 
-import functools
 import math
 from dataclasses import replace
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.trainer import Trainer, TrainerSettings, examples_of
@@ -199,8 +199,7 @@ def test_uninformative_rollouts_cost_nothing(monkeypatch: pytest.MonkeyPatch) ->
     same(gradient(made, [*own, *dull]), gradient(made, own))
     trainer = Trainer(made, SETTINGS)
     before = [parameter.clone() for parameter in made.model.parameters()]
-    monkeypatch.setattr(made.model, "forward", None)
-    monkeypatch.setattr(made.model.base_model, "forward", None)
+    monkeypatch.setattr(LeanDecoder, "__call__", None)
     measured = trainer.update(dull)
     assert trainer.policy_version == 0
     assert (measured["loss"], measured["grad_norm"], measured["informative"], measured["tokens_trained"]) == (0, 0, 0, 0)
@@ -294,25 +293,23 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_are_touched() ->
 
 def refuse(made: Policy, tokens: int, monkeypatch: pytest.MonkeyPatch, where: str) -> list[int]:
     """Let passes over more than `tokens` tokens run out of memory, on the way forward or half-way back."""
-    decoder, refused = made.model.base_model, []
-    forward = decoder.forward
+    assert isinstance(made.decoder, LeanDecoder)
+    compute, refused = LeanDecoder.__call__, []
 
     def fail(size: int) -> None:
         refused.append(size)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    @functools.wraps(forward)
-    def limited(inputs_embeds, **inputs):
-        size = inputs_embeds.shape[1]
-        if size > tokens and where == "forward":
-            fail(size)
-        output = forward(inputs_embeds=inputs_embeds, **inputs)
-        if size > tokens:
+    def limited(self, embedded, *rest):
+        if len(embedded) > tokens and where == "forward":
+            fail(len(embedded))
+        hidden = compute(self, embedded, *rest)
+        if len(embedded) > tokens:
             # The head's gradient is in place by then: it must not be counted twice.
-            output.last_hidden_state.register_hook(lambda grad: fail(size))
-        return output
+            hidden.register_hook(lambda grad: fail(len(embedded)))
+        return hidden
 
-    monkeypatch.setattr(decoder, "forward", limited)
+    monkeypatch.setattr(LeanDecoder, "__call__", limited)
     return refused
 
 
@@ -344,10 +341,10 @@ def test_other_failures_are_not_retried(monkeypatch: pytest.MonkeyPatch) -> None
     made = policy()
     batch, trainer = scored(made), Trainer(made, SETTINGS)
 
-    def broken(**inputs):
+    def broken(*inputs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(made.model.base_model, "forward", broken)
+    monkeypatch.setattr(LeanDecoder, "__call__", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         trainer.update(batch)
 

@@ -1,0 +1,165 @@
+"""The layers of a Llama-like decoder (Llama, SmolLM2, Qwen2, Qwen3), computed with a third less memory and half the calls.
+
+Weights and settings are those of the transformers model that it is made from; nothing is copied. A decoder of another form, or one
+with adapters in it, is refused, and `architecture.py` compares the result with the model's own before anyone relies on it.
+
+Shapes are in the names:
+    N  packed tokens    D  hidden size    F  size of the gate    H  query heads    K  key and value heads    S  size of a head
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear, rms_norm, silu
+
+from rl_swarm.attention import Pattern, Unpackable
+
+
+@dataclass(frozen=True)
+class _Layer:
+    before_attention: nn.Module
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    output: nn.Linear
+    before_gate: nn.Module
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    scale: float
+
+
+class LeanDecoder:
+    """Packed tokens in, hidden states out. Raises Unpackable if the decoder is not of this form."""
+
+    def __init__(self, decoder: Any) -> None:
+        try:
+            self._layers = [_layer(layer) for layer in decoder.layers]
+            self._norm, self._angles = decoder.norm, decoder.rotary_emb
+        except AttributeError as missing:
+            raise Unpackable(f"a decoder without {missing.name}") from None
+        text = decoder.config.get_text_config()
+        self._head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+    def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern) -> Tensor:
+        cos, sin = self._angles(embedded_ND[None], positions_N[None])
+        cos_N1S, sin_N1S = cos[0].unsqueeze(1), sin[0].unsqueeze(1).clone()
+        sin_N1S[..., : self._head_size // 2].neg_()  # x · cos + (halves of x swapped) · sin, the first half of sin negated
+        hidden_ND = embedded_ND
+        for number, layer in enumerate(self._layers):
+            normed_ND = _normed(layer.before_attention, hidden_ND)
+            projections = (layer.query, layer.key, layer.value)
+            query_NHS, key_NKS, value_NKS = (each(normed_ND).view(len(hidden_ND), -1, self._head_size) for each in projections)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query_NHS, key_NKS = _normed(layer.query_norm, query_NHS), _normed(layer.key_norm, key_NKS)
+            query_NHS, key_NKS = (_apply(_Rotate, states, cos_N1S, sin_N1S) for states in (query_NHS, key_NKS))
+            attended = pattern.attend(number, query_NHS, key_NKS, value_NKS, layer.scale)
+            hidden_ND = hidden_ND + layer.output(attended.reshape(len(hidden_ND), -1))
+            normed_ND = _normed(layer.before_gate, hidden_ND)
+            hidden_ND = hidden_ND + _apply(_Gated, normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
+        return _normed(self._norm, hidden_ND)
+
+
+def _layer(layer: Any) -> _Layer:
+    attention, gated = layer.self_attn, layer.mlp
+    made = _Layer(
+        layer.input_layernorm,
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        getattr(attention, "q_norm", None),
+        getattr(attention, "k_norm", None),
+        attention.o_proj,
+        layer.post_attention_layernorm,
+        gated.gate_proj,
+        gated.up_proj,
+        gated.down_proj,
+        attention.scaling,
+    )
+    linears = (made.query, made.key, made.value, made.output, made.gate, made.up, made.down)
+    gates = (made.gate, made.up, made.down)
+    if any(type(each) is not nn.Linear for each in linears) or any(each.bias is not None for each in gates):
+        raise Unpackable("a layer whose linear parts are more than matrices")
+    if type(gated.act_fn).__name__ not in ("SiLU", "SiLUActivation") or getattr(attention, "sliding_window", None) is not None:
+        raise Unpackable("a layer with another gate, or a sliding window")
+    return made
+
+
+def _normed(norm: Any, values: Tensor) -> Tensor:
+    epsilon = norm.variance_epsilon
+    if torch.is_grad_enabled():
+        return _apply(_Normed, values, norm.weight, epsilon)
+    return rms_norm(values, values.shape[-1:], norm.weight, epsilon)
+
+
+def _apply(function: Any, *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
+class _Normed(torch.autograd.Function):
+    """x / rms(x) · weight. Kept for the way back: x, which others keep too, and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        length = torch.linalg.vector_norm(values.float(), dim=-1, keepdim=True)
+        inverse = length.square_().div_(values.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(values, weight, inverse)
+        normed: Tensor = (values * inverse).to(values.dtype)
+        return normed.mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        values, weight, inverse = ctx.saved_tensors
+        unit = values * inverse
+        weight_grad = (grad * unit).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        inner = grad * weight
+        mean = torch.linalg.vecdot(inner, unit).unsqueeze(-1).div_(values.shape[-1])
+        return inner.sub_(unit.mul_(mean)).mul_(inverse).to(values.dtype), weight_grad, None
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary positions: a rotation, so nothing of the values is kept, and the way back is the rotation the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_N1S, sin_N1S)
+        return torch.addcmul(values_NHS * cos_N1S, values_NHS.roll(values_NHS.shape[-1] // 2, -1), sin_N1S)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NHS: Tensor) -> tuple[Tensor, None, None]:
+        cos_N1S, sin_N1S = ctx.saved_tensors
+        return torch.addcmul(grad_NHS * cos_N1S, grad_NHS.roll(grad_NHS.shape[-1] // 2, -1), sin_N1S, value=-1), None, None
+
+
+class _Gated(torch.autograd.Function):
+    """down(silu(gate(x)) · up(x)). Kept are x and the two products; what is cheap is computed again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values_ND: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor) -> Tensor:
+        gated_NF, upped_NF = linear(values_ND, gate_FD), linear(values_ND, up_FD)
+        ctx.save_for_backward(values_ND, gate_FD, up_FD, down_DF, gated_NF, upped_NF)
+        return linear(silu(gated_NF).mul_(upped_NF), down_DF)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
+        values_ND, gate_FD, up_FD, down_DF, gated_NF, upped_NF = ctx.saved_tensors
+        sigmoid_NF = torch.sigmoid(gated_NF)
+        active_NF = gated_NF * sigmoid_NF
+        down_grad = grad_ND.t() @ (active_NF * upped_NF) if ctx.needs_input_grad[3] else None
+        grad_NF = grad_ND @ down_DF
+        # d silu(g) = sigmoid(g) + silu(g) · (1 - sigmoid(g))
+        slope_NF = active_NF.mul(1 - sigmoid_NF).add_(sigmoid_NF)
+        upped_grad_NF, gated_grad_NF = grad_NF * active_NF, slope_NF.mul_(upped_NF).mul_(grad_NF)
+        gate_grad = gated_grad_NF.t() @ values_ND if ctx.needs_input_grad[1] else None
+        up_grad = upped_grad_NF.t() @ values_ND if ctx.needs_input_grad[2] else None
+        values_grad = torch.addmm(gated_grad_NF @ gate_FD, upped_grad_NF, up_FD)
+        return values_grad, gate_grad, up_grad, down_grad
