@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+TRL_VENV := .venv-trl
+TRL_READY := $(TRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow check format lock bench readme
+.PHONY: help setup demo test test-slow check format lock bench bench-check readme
 
 help: ## Print the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv with everything in it
 
@@ -38,8 +40,20 @@ format: $(READY) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Measure, and write bench-results/
+bench: $(READY) $(TRL_READY) ## Measure against TRL and alone, and write docs/performance.md (about 20 minutes, on an idle machine)
 	$(BIN)/python -m benchmarks.exchange
+	$(BIN)/python -m benchmarks.workers
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.report
+
+bench-check: $(READY) ## Fail where a ratio measured by make bench is worse than promised
+	$(BIN)/python -m benchmarks.report --check
+
+$(TRL_READY): pyproject.toml $(CONSTRAINTS) constraints/trl.txt
+	@$(TRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(TRL_VENV); $(PYTHON) -m venv $(TRL_VENV); }
+	@$(TRL_VENV)/bin/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/trl.txt) -e . trl
+	@touch $@
 
 readme: $(READY) ## Write the table of settings into the README
 	$(BIN)/python -m tests.test_readme

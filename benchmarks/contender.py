@@ -1,0 +1,177 @@
+"""A contender is a process that does one round each time it reads a line, and answers with a line of JSON.
+
+    python -m benchmarks.contender ours WORK          this project
+    python -m benchmarks.contender trl WORK MICRO     TRL's GRPOTrainer with micro-batches of MICRO completions
+
+Both stay in memory and take turns, so that what else the machine does meets both alike.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.work import Work, matrix_rate, operations, peak_bytes, prompts, rewards
+
+LEARNING_RATE = 1e-5
+SETS = 3  # of questions, asked in turn
+
+
+def answer(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def turns() -> Iterator[int]:
+    answer({"ready": True})
+    for number, _ in enumerate(sys.stdin):
+        yield number
+
+
+def ours(work: Work) -> None:
+    from rl_swarm.models import load
+    from rl_swarm.policy import Policy
+    from rl_swarm.rollout import Question, Rollout
+    from rl_swarm.trainer import Trainer, TrainerSettings
+
+    class Bare(Policy):
+        """Asks the text itself, as TRL does with a plain prompt, and never stops early."""
+
+        def _render_prompt(self, prompt: str) -> list[int]:
+            return list(self.tokenizer.encode(prompt))
+
+    loaded = load(work.model, cpu_only=True)
+    policy = Bare(loaded.model, loaded.tokenizer, max_new_tokens=work.new_tokens)
+    policy._sampler = replace(policy._sampler, end_ids=frozenset())
+    trainer = Trainer(policy, TrainerSettings(learning_rate=LEARNING_RATE))
+    needed = operations(work, loaded.model)
+    asked = [Question(text) for text in prompts(work, policy.tokenizer, SETS * work.questions)]
+    for step in turns():
+        first = step % SETS * work.questions
+        questions = asked[first : first + work.questions]
+        rate = matrix_rate()
+        began = time.perf_counter()
+        groups = list(policy.answer(questions, work.group_size, step))
+        generated = time.perf_counter()
+        scores = iter(rewards(work.questions * work.group_size, step))
+        rollouts = [
+            Rollout(question, tuple(replace(done, reward=next(scores)) for done in group), "bench", step, slot=slot)
+            for slot, (question, group) in enumerate(zip(questions, groups, strict=True))
+        ]
+        measured = trainer.update(rollouts)
+        ended = time.perf_counter()
+        assert measured["tokens_trained"] == work.tokens, measured
+        answer(
+            {
+                "seconds": ended - began,
+                "generate": generated - began,
+                "update": ended - generated,
+                "generate_share": needed.generate / (generated - began) / rate,
+                "update_share": needed.update / (ended - generated) / rate,
+                "share": (needed.generate + needed.update) / (ended - began) / rate,
+                "rate": rate,
+                "tokens": work.tokens,
+                "peak_bytes": peak_bytes(),
+                "parameter_bytes": sum(parameter.nbytes for parameter in loaded.model.parameters()),
+            }
+        )
+
+
+def trl(work: Work, micro: int) -> None:
+    import tempfile
+
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from rl_swarm.models.loading import locate
+
+    folder = locate(work.model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows, waiting, clock = work.questions * work.group_size, turns(), {"step": 0, "began": 0.0, "generate": 0.0}
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return rewards(len(completions), clock["step"])
+
+    def timed(generate: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            result = generate(*arguments, **named)
+            clock["generate"] += time.perf_counter() - began
+            return result
+
+        return call
+
+    class Turns(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            clock["step"] = next(waiting, -1)
+            if clock["step"] < 0:
+                sys.exit(0)
+            clock["began"], clock["generate"] = time.perf_counter(), 0.0
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds = time.perf_counter() - clock["began"]
+            generate = clock["generate"]
+            answer(
+                {
+                    "seconds": seconds,
+                    "generate": generate,
+                    "update": seconds - generate,
+                    "tokens": work.tokens,
+                    "peak_bytes": peak_bytes(),
+                }
+            )
+
+    with tempfile.TemporaryDirectory() as output:
+        settings = GRPOConfig(
+            output_dir=output,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=rows // micro,
+            num_generations=work.group_size,
+            max_completion_length=work.new_tokens,
+            generation_kwargs={"min_new_tokens": work.new_tokens},
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            epsilon=0.2,
+            epsilon_high=0.28,
+            loss_type="dapo",
+            temperature=1.0,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=10_000,
+            disable_tqdm=True,
+            shuffle_dataset=False,
+            max_steps=10_000,
+        )
+        texts = [{"prompt": text} for text in prompts(work, tokenizer, SETS * work.questions)]
+        trainer = GRPOTrainer(
+            model=model,
+            args=settings,
+            processing_class=tokenizer,
+            reward_funcs=reward,
+            train_dataset=Dataset.from_list(texts * 4),
+            callbacks=[Turns()],
+        )
+        trainer._generate = timed(trainer._generate)
+        trainer.train()
+
+
+def main() -> None:
+    name, work = sys.argv[1], Work(**json.loads(sys.argv[2]))
+    if name == "ours":
+        ours(work)
+    else:
+        trl(work, int(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

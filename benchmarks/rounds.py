@@ -1,0 +1,117 @@
+"""A round of this project against a round of TRL's GRPOTrainer, in turns (ABAB…), each in a process of its own.
+
+TRL runs at the micro-batch size that is fastest for it here, found in the same run. Writes bench-results/rounds.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.smollm2 import smollm2
+from benchmarks.work import Work
+
+TRL_PYTHON = Path(".venv-trl/bin/python")
+
+
+class Contender:
+    """The other end of `benchmarks.contender`."""
+
+    def __init__(self, python: Path, *arguments: str) -> None:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.contender", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{") and '"' in line:
+                message: dict[str, Any] = json.loads(line)
+                return message
+        raise SystemExit(f"a contender ended with code {self._process.wait()}: run it by hand to see why")
+
+    def step(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def compare(name: str, work: Work, micro_sizes: list[int], turns: int) -> dict[str, Any]:
+    described = json.dumps(asdict(work))
+    tried = {}
+    for micro in micro_sizes if len(micro_sizes) > 1 else []:
+        contender = Contender(TRL_PYTHON, "trl", described, str(micro))
+        if turns > 4:
+            contender.step()  # the first is slower; where a step takes a minute, that hardly matters
+        tried[micro] = contender.step()["seconds"]
+        contender.end()
+        print(f"{name}: TRL with micro-batches of {micro}: {tried[micro]:.2f} s a step", flush=True)
+    best = min(tried, key=lambda micro: tried[micro]) if tried else micro_sizes[0]
+    ours, trl = Contender(Path(sys.executable), "ours", described), Contender(TRL_PYTHON, "trl", described, str(best))
+    rows: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    for turn in range(turns + 1):
+        for contender, side in ((ours, "ours"), (trl, "trl")):
+            row = contender.step()
+            print(
+                f"{name}: {side:>4} {row['seconds']:8.3f} s (generate {row['generate']:.3f}, update {row['update']:.3f})",
+                flush=True,
+            )
+            if turn:  # the first turn warms both up
+                rows[side].append(row)
+    ours.end()
+    trl.end()
+    return summary(work, best, tried, rows)
+
+
+def summary(work: Work, micro: int, tried: dict[int, float], rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    result: dict[str, Any] = {"work": asdict(work) | {"model": Path(work.model).name}, "trl_micro_batch": micro, "trl_tried": tried}
+    for side, steps in rows.items():
+        keys = [key for key in steps[0] if isinstance(steps[0][key], (int, float))]
+        result[side] = {key: median(step[key] for step in steps) for key in keys} | {"steps": [step["seconds"] for step in steps]}
+        result[side]["peak_bytes"] = max(step["peak_bytes"] for step in steps)
+        result[side]["tokens_per_s"] = work.tokens / result[side]["generate"]
+    pairs = list(zip(rows["ours"], rows["trl"], strict=True))
+    for part, key in (("ratio", "seconds"), ("ratio_generate", "generate"), ("ratio_update", "update")):
+        result[part] = median(one[key] / other[key] for one, other in pairs)
+    own = result["ours"]
+    own["over_parameters_bytes"] = own["peak_bytes"] - 4 * own["parameter_bytes"]  # weights, gradients, Adam's two averages
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("bench-results/rounds.json"))
+    parser.add_argument("--turns", type=int, default=3, help="turns with SmolLM2; nano, which is quick, takes five times as many")
+    options = parser.parse_args()
+    if not TRL_PYTHON.exists():
+        raise SystemExit(f"{TRL_PYTHON} is missing: run this by 'make bench', which makes it")
+    results = {
+        "nano": compare("nano", Work("nano", 8, 8, 40, 24), [16, 32, 64], 5 * options.turns),
+        "smollm2": compare("smollm2", Work(str(smollm2()), 4, 8, 137, 64), [8, 16, 32], options.turns),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    for name, result in results.items():
+        print(f"{name}: a round takes {result['ratio']:.2f} of TRL's")
+
+
+if __name__ == "__main__":
+    main()
