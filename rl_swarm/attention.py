@@ -103,7 +103,7 @@ class Completions:
         causal_TT = torch.ones((width, width), dtype=torch.bool, device=device).tril()
         prompt_BTP = prompts.grid.filled[self._prompt_of_B].unsqueeze(1).expand(-1, width, -1)
         self._visible_BTS = torch.cat([prompt_BTP, causal_TT.expand(len(lengths), -1, -1)], dim=-1)
-        self._visible_B1QS = self._visible_BTS[:0].unsqueeze(1)
+        self._bias_B1QS: Tensor | None = None
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         sources = ((self._keys[layer], key_NKD), (self._values[layer], value_NKD))
@@ -116,9 +116,10 @@ class Completions:
         repeats = heads // key.shape[1]
         # Heads that share their keys become more queries of one head: no key is copied, and every backend has a fast kernel for it.
         query_BKQD = query_BTHD.transpose(1, 2).reshape(rows, -1, repeats * width, size)
-        if not len(self._visible_B1QS):  # once for all layers
-            self._visible_B1QS = self._visible_BTS.repeat(1, repeats, 1).unsqueeze(1)
-        attended = scaled_dot_product_attention(query_BKQD, key, value, attn_mask=self._visible_B1QS, scale=scale)
+        if self._bias_B1QS is None:  # in the queries' type, or every layer would make and keep its own
+            visible = self._visible_BTS.repeat(1, repeats, 1).unsqueeze(1)
+            self._bias_B1QS = torch.zeros_like(visible, dtype=query_NHD.dtype).masked_fill_(~visible, -torch.inf)
+        attended = scaled_dot_product_attention(query_BKQD, key, value, attn_mask=self._bias_B1QS, scale=scale)
         return self._grid.pack(attended.reshape(rows, heads, width, size).transpose(1, 2))
 
 
@@ -154,7 +155,8 @@ class Growing:
     def keep(self, kept_M: Tensor) -> None:
         """Go on with these rows only, given as indices in order."""
         self._prompt_of_M = self._prompt_of_M[kept_M]
-        self._own = {layer: (keys[kept_M], values[kept_M]) for layer, (keys, values) in self._own.items()}
+        for layer, (keys, values) in self._own.items():  # one after the other: no more than one layer exists twice
+            self._own[layer] = (keys[kept_M], values[kept_M])
         self._place(self._cells[0])
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:

@@ -197,20 +197,22 @@ def prompt_groups(passages: Sequence[Passage], room: int) -> list[dict[tuple[int
 def completion_cut(group: dict[tuple[int, ...], list[int]], passages: Sequence[Passage], room: int) -> Iterator[list[int]]:
     """The group's passages, longest completions first, in parts of at most `room` completion tokens but at least one passage.
 
-    Parts are about equal: a small rest would waste the rate that matrix products have only at some size.
+    Parts are about equal: a small rest would waste the rate that matrix products have only at some size. Attention is padded to a
+    part's longest completion, so a part ends, too, where that would double it.
     """
     rows = sorted((row for found in group.values() for row in found), key=lambda row: -len(passages[row].completion_ids))
-    total = sum(len(passages[row].completion_ids) for row in rows)
+    lengths = {row: len(passages[row].completion_ids) for row in rows}
+    total = sum(lengths.values())
     share = total / -(-total // max(room, 1))
     part: list[int] = []
     used = 0
     for row in rows:
-        length = len(passages[row].completion_ids)
-        if part and (used + length > room or used >= share):
+        padded = (len(part) + 1) * lengths[part[0]] if part else 0
+        if part and (used + lengths[row] > room or used >= share or padded > 2 * room):
             yield part
             part, used = [], 0
         part.append(row)
-        used += length
+        used += lengths[row]
     yield part
 
 

@@ -107,6 +107,8 @@ def test_cut() -> None:
     assert packed_cut(passages, 40) == [([(1,) * 30], [[1, 3]]), ([(3,) * 10], [[0, 2, 4]])]
     assert packed_cut(passages, 100) == [([(1,) * 30, (3,) * 10], [[0, 2, 4, 1, 3]])]
     assert packed_cut(passages, 1) == [([(1,) * 30], [[1], [3]]), ([(3,) * 10], [[0], [2], [4]])]
+    uneven = [Passage((1,), (2,) * length) for length in (20, *[1] * 30)]
+    assert max(len(part) for _, parts in packed_cut(uneven, 41) for part in parts) <= 30
     lengths = [5, 30, 12, 12, 7, 100]
     rows = [Passage((1,) * (length - 1), (2,)) for length in lengths]
     assert padded_cut(rows, 36) == [[5], [1], [2, 3, 4], [0]]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -16,12 +17,15 @@ from rich.console import Console
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
 from rl_swarm import memory
+from rl_swarm.architecture import packed_decoder
+from rl_swarm.attention import HostedDecoder
 from rl_swarm.config import VARIABLES, Config, load
 from rl_swarm.errors import ConfigError, ModelError
-from rl_swarm.forward import LOGIT_VALUES
+from rl_swarm.forward import LOGIT_VALUES, PackedReader, Passage
 from rl_swarm.memory import Device, Report, Shape, Workload
 from rl_swarm.models import load as load_model
 from rl_swarm.policy import BATCH_TOKENS
+from rl_swarm.trainer import ACTIVATION_BYTES
 from tests import tiny_models
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +54,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def shape(**changes: Any) -> Shape:
     """A model of round numbers."""
-    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 10, 40, 20, 100, None, False)
+    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 10, 40, 20, 100, None, False, 1, False)
     return replace(usual, **changes)
 
 
@@ -115,9 +119,16 @@ def test_each_part_by_hand() -> None:
     found = memory.estimate(shape(), work(), "cpu")
     assert part(found, "weights") == part(found, "gradients") == 4000
     assert part(found, "Adam's averages") == 8000
-    assert part(found, "key-value cache") == 32 * 40 * 20 * 4 * 3, "32 rows of 40 tokens, two layers and a copy of one"
-    assert part(found, "activations") == 2048 * 2 * (80 + 40 + 200) * 4, "a micro-batch through two layers"
-    assert part(found, "logits") == 5 * 4 * 512 * 100, "a quarter of its 2048 tokens are completions"
+    cached = 4 * 30 * (2 + 1) + 32 * 10 * 2 * 1.75
+    assert part(found, "key-value cache") == cached * 20 * 4, "4 prompts, a layer of them twice, and 32 rows, three quarters twice"
+    tokens = 8 * 30 + 64 * 10
+    attended = 64 * 40 * (20 + 10)
+    assert part(found, "activations") == 2 * (tokens * (80 + 40 + 200) + attended) * 4, (
+        "the batch with each prompt once; two layers"
+    )
+    assert part(found, "logits") == 4 * 640 * 100, "at the tokens of completions only"
+    passing = tokens * (80 + 40 + 200) + 8 * 30 * 2 * 20 + tokens * 10 * 3
+    assert part(found, "gradients on their way") == passing * 4, "of one layer, of the prompts' keys and values, of embeddings"
     assert part(found, "checkpoint being restored") == 5 * 4000
 
 
@@ -126,35 +137,55 @@ def test_the_peak_is_the_largest_phase_and_not_the_sum() -> None:
     always = part(found, "weights") + part(found, "Adam's averages") + part(found, "framework")
     phases = {
         "answering": part(found, "key-value cache") + part(found, "reading and sampling"),
-        "training": part(found, "activations") + part(found, "logits") + part(found, "gradients"),
+        "training": sum(part(found, name) for name in ("activations", "logits", "gradients on their way", "gradients")),
         "resuming": part(found, "checkpoint being restored"),
     }
     assert {name: found.during(name) for name in phases} == {name: always + size for name, size in phases.items()}
     assert (found.peak_phase, found.peak_bytes) == ("training", always + phases["training"])
 
 
-def test_more_rollouts_than_a_micro_batch_holds_cost_nothing() -> None:
-    few, many = (memory.estimate(shape(), work(external_count=count), "cpu") for count in (8, 800))
-    assert few == many
-    tiny = memory.estimate(shape(), work(own_count=1, external_count=0, group_size=2), "cpu")
-    assert part(tiny, "activations") == part(few, "activations") * 80 // 2048
+def test_more_rollouts_than_a_part_holds_cost_their_embeddings() -> None:
+    wide = shape(layers=100, hidden=1000, attention=1000, intermediate=4000)
+    kept = 100 * (8000 + 4000 + 20_000) * 4
+    assert ACTIVATION_BYTES["cpu"] // kept == 70
+    few, many = (memory.estimate(wide, work(external_count=count), "cpu") for count in (8, 800))
+    assert part(few, "activations") == part(many, "activations") == 70 * kept + 4 * 40 * (20 + 10 * 100) * 100 * 4, "4 completions"
+    assert part(few, "logits") == part(many, "logits") == 4 * 40 * 100
+    more = 792 * (30 + 8 * 10) * 1000 * 3 * 4
+    assert part(many, "gradients on their way") - part(few, "gradients on their way") == more
+
+
+def test_scores_exist_where_no_kernel_is_fused() -> None:
+    """Prompts on CUDA where heads share their keys, in other types than bfloat16; everything on MPS."""
+    small, shared = work(own_count=1, external_count=0, group_size=2), shape(attention=40, cached=20, heads=4)
+    plain, masked = 50 * 2 * (80 + 160 + 200), 2 * 2 * 40 * (20 + 10 * 4)
+    scores = 2 * 30 * 30 * 4
+    found = {kind: part(memory.estimate(shared, small, kind), "activations") for kind in ("cpu", "cuda", "mps")}
+    assert found == {"cpu": 4 * (plain + masked), "cuda": 4 * (plain + masked + scores), "mps": 4 * (plain + masked + scores)}
+    half = memory.estimate(replace(shared, dtype="bfloat16", value_bytes=2), small, "cuda")
+    assert part(half, "activations") == 2 * (plain + masked)
 
 
 def test_an_evaluation_fills_the_batch_as_far_as_the_policy_lets_it() -> None:
-    without, some, many = (memory.estimate(shape(), work(held_out=count), "cpu") for count in (0, 64, 10_000))
-    assert part(some, "key-value cache") == 2 * part(without, "key-value cache")
-    assert part(many, "key-value cache") == BATCH_TOKENS // 40 * 40 * 20 * 4 * 3
+    without, some, many = (
+        part(memory.estimate(shape(), work(held_out=count), "cpu"), "key-value cache") for count in (0, 64, 10_000)
+    )
+    row = (30 * (2 + 1) + 10 * 2 * 1.75) * 20 * 4
+    assert without < some == 64 * row
+    assert many == BATCH_TOKENS // 40 * row
 
 
 def test_a_large_vocabulary_is_bounded_by_the_chunk() -> None:
     found = memory.estimate(shape(vocabulary=1_000_000), work(), "cpu")
-    assert part(found, "logits") == 5 * 4 * (LOGIT_VALUES // 1_000_000) * 1_000_000
+    assert part(found, "logits") == 4 * (LOGIT_VALUES // 1_000_000) * 1_000_000
+    embedded, prompts = (8 * 30 + 64 * 10) * 10 * 3, 8 * 30 * 2 * 20
+    assert part(found, "gradients on their way") == (2 * 10 * 1_000_000 + embedded + prompts) * 4, "the head's, and a chunk's"
 
 
 def test_the_smallest_batches_are_a_question_and_a_completion() -> None:
     found = memory.estimate(shape(), work(held_out=100), "cuda", smallest=True)
-    assert part(found, "key-value cache") == 8 * 40 * 20 * 4 * 3
-    assert part(found, "activations") == 40 * 2 * (80 + 40 + 200) * 4
+    assert part(found, "key-value cache") == (30 * 3 + 80 * 2 * 1.75) * 20 * 4
+    assert part(found, "activations") == 2 * (40 * (80 + 40 + 200) + 40 * (20 + 10)) * 4
 
 
 def test_settings_become_a_workload() -> None:
@@ -169,8 +200,8 @@ def test_settings_become_a_workload() -> None:
 
 
 def report(workers: int, free_gb: float, kind: str = "cuda", **changes: Any) -> Report:
-    """4 GB of weights and 12 GB with all that training needs, a little more with its activations."""
-    sizes = {"weight_bytes": 4 * 10**9, "trainable_bytes": 4 * 10**9, "layers": 10, "hidden": 4000, "intermediate": 16000}
+    """1 GB of weights and 4 GB with what is trained, 2 GB more with activations."""
+    sizes = {"weight_bytes": 10**9, "trainable_bytes": 10**9, "layers": 10, "hidden": 4000, "intermediate": 16000}
     device = Device(kind, "Card 1", 80 * 10**9, int(free_gb * 1e9))
     usual, least = (memory.estimate(shape(**sizes | changes), work(), kind, smallest=smallest) for smallest in (False, True))
     return Report(shape(**sizes | changes), device, workers, work(), usual, least)
@@ -290,18 +321,24 @@ def test_activations_are_what_autograd_keeps(config: Any, dtype: str, tmp_path: 
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    mask = torch.ones(4, 32, dtype=torch.long)
-    mask[0, -5:] = 0
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = model.base_model(input_ids=torch.ones_like(mask), attention_mask=mask, use_cache=False).last_hidden_state
-    assert hidden.requires_grad
     config.save_pretrained(tmp_path)
     found = memory.estimate(
         memory.shape_of(str(tmp_path), memory.assumed_gpu(80), dtype=dtype),
-        work(own_count=1, external_count=0, group_size=4, prompt_tokens=22, new_tokens=10),
-        "cuda",
+        work(own_count=2, external_count=0, group_size=4, prompt_tokens=48, new_tokens=24),
+        "cpu",
     )
-    assert 0.75 < part(found, "activations") / sum(kept.values()) < 1.35
+    passages = [Passage((question,) * 48, (0,) * 24) for question in range(2) for _ in range(4)]
+    shares = []
+    for decoder in (HostedDecoder(model.base_model), packed_decoder(model, 0)):  # as transformers computes, and as workers do
+        kept.clear()
+        policy: Any = SimpleNamespace(device=torch.device("cpu"), temperature=1.0, decoder=decoder)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            rows, reading = next(parts := PackedReader(policy).parts(model, passages, token_budget=1000))
+        assert len(rows) == 8 and reading.logprobs_BT.requires_grad
+        shares.append(part(found, "activations") / sum(kept.values()))
+        parts.close()  # type: ignore[attr-defined]
+    assert 1 <= shares[0] < 1.35
+    assert shares[1] >= 1
 
 
 MEASURE = """

@@ -12,15 +12,15 @@ from rl_swarm.tasks import HELD_OUT_PER_TASK, parse_tasks
 
 PROMPT_TOKENS = 512  # the longest prompts of the paper's tasks (arc_1d: up to 860 characters) with the instruction around them
 EASY_PROMPT_TOKENS = 128  # and of the easy ones, up to 105 characters
-FRAMEWORK_BYTES = {"cuda": 600_000_000, "mps": 300_000_000, "cpu": 400_000_000}  # CUDA's context and kernels; Python, torch, tasks
+FRAMEWORK_BYTES = {"cuda": 600_000_000, "mps": 300_000_000, "cpu": 420_000_000}  # CUDA's context and kernels; Python, torch, tasks
 ALLOCATOR_SHARE = (
     0.15  # of all but the weights: what torch's CUDA allocator holds and cannot use, since a growing cache leaves holes
 )
-LOGIT_COPIES = (
-    5  # fp32 values alive for each logit while a chunk is trained on: logits, log-probabilities, their gradients, entropy
-)
-SAMPLING_BYTES = 24  # for each logit of a row that is sampled: logits, log-probabilities, probabilities, a sum in double precision
+LOGIT_BYTES = {"cpu": 4, "cuda": 12, "mps": 12}  # for each logit trained on: itself in fp32, log-probabilities, their products
+SAMPLING_BYTES = 18  # for each logit of a row that is sampled: logits, in fp32, tempered, probabilities, those of the step before
 SORTING_BYTES = 40  # more of them where TOP_P sorts
+KEPT_SHARE = 0.75  # of the rows at most, when rows that ended leave the batch: room for their copies, which allocators give back late
+SCORE_COPIES = 3  # of a prompt's attention scores, where they exist at all: masked, unmasked, as weights
 
 
 @dataclass(frozen=True)
@@ -83,56 +83,92 @@ def workload_of(config: Config, shape: Shape, prompt_tokens: int | None = None) 
 
 def estimate(shape: Shape, work: Workload, kind: str, *, smallest: bool = False) -> Estimate:
     """The parts of one worker. `smallest`: one question answered at a time, one completion trained on at a time."""
-    if smallest:
-        work = replace(work, own_count=1, external_count=0, held_out=0)
+    answered = replace(work, own_count=1, held_out=0) if smallest else work
     parts = [
         Part("weights", (), shape.weight_bytes),
         Part("Adam's averages", (), 2 * shape.trainable_bytes),
-        *_answering(shape, work),
-        *_training(shape, work, smallest),
-        Part("gradients", ("training", "stepping"), shape.trainable_bytes),
+        *_answering(shape, answered, kind),
+        *_training(shape, work, kind, smallest),
+        Part("gradients", ("training",), shape.trainable_bytes),
     ]
     if kind == "cpu":  # the file's tensors, and a copy of the optimizer's: see Trainer.restore
         parts.append(Part("checkpoint being restored", ("resuming",), shape.checkpoint_bytes + 2 * shape.trainable_bytes))
-    else:  # Adam steps over all tensors at once there
-        parts.append(Part("Adam's step", ("stepping",), shape.trainable_bytes))
     if kind == "cuda":
         spare = ALLOCATOR_SHARE * (Estimate(tuple(parts)).peak_bytes - shape.weight_bytes)
         parts.append(Part("allocator", (), int(spare)))
     return Estimate((*parts, Part("framework", (), FRAMEWORK_BYTES[kind])))
 
 
-def _answering(shape: Shape, work: Workload) -> list[Part]:
-    """A batch of questions, or of held-out ones, as `Policy` cuts it; a prompt is read once for all its completions."""
+def _answering(shape: Shape, work: Workload, kind: str) -> list[Part]:
+    """A batch of questions, or of held-out ones, as `Policy` cuts it; a prompt is read and kept once for all its completions."""
     from rl_swarm.policy import BATCH_TOKENS
 
-    most_rows = max(1, BATCH_TOKENS // work.row_tokens)
-    questions = min(work.own_count, max(1, most_rows // work.group_size))
-    held_out = min(work.held_out, most_rows)
-    rows = max(questions * work.group_size, held_out)
-    layer = rows * work.row_tokens * shape.cached * shape.value_bytes
-    reading = max(questions, held_out) * work.prompt_tokens * (4 * shape.hidden + 3 * shape.intermediate) * shape.value_bytes
-    sampling = rows * shape.vocabulary * (SAMPLING_BYTES + (SORTING_BYTES if work.sorts else 0))
-    return [
-        Part("key-value cache", ("answering",), layer * (shape.layers + 1)),  # one layer is copied as it grows
-        Part("reading and sampling", ("answering",), max(reading, sampling)),
-    ]
+    token = shape.cached * shape.value_bytes
+    attending = 2 * (shape.attention + shape.cached) + _scores(shape, kind) * SCORE_COPIES * work.prompt_tokens
+    read = 4 * shape.hidden + max(3 * shape.intermediate, attending)
+    cache = computing = 0
+    for count, group_size in ((work.own_count, work.group_size), (work.held_out, 1)):
+        questions = min(count, max(1, BATCH_TOKENS // (work.prompt_tokens + group_size * work.new_tokens)))
+        prompts, own = questions * work.prompt_tokens * token, questions * group_size * work.new_tokens * token
+        # Of the prompts one layer is copied at a time.
+        cache = max(cache, prompts * (shape.layers + 1) + int(own * shape.layers * (1 + KEPT_SHARE)))
+        reading = questions * work.prompt_tokens * read * shape.value_bytes
+        sampling = questions * group_size * shape.vocabulary * (SAMPLING_BYTES + (SORTING_BYTES if work.sorts else 0))
+        computing = max(computing, reading, sampling)
+    return [Part("key-value cache", ("answering",), cache), Part("reading and sampling", ("answering",), computing)]
 
 
-def _training(shape: Shape, work: Workload, smallest: bool) -> list[Part]:
-    """One micro-batch as `trainer.micro_batches` cuts it, with logits a chunk at a time as `forward.PaddedReader` has them."""
+def _training(shape: Shape, work: Workload, kind: str, smallest: bool) -> list[Part]:
+    """The largest part of a batch as `trainer.py` cuts it, with logits a chunk at a time as `forward.py` has them."""
+    from rl_swarm.architecture import kept_values
     from rl_swarm.forward import LOGIT_VALUES
-    from rl_swarm.trainer import TrainerSettings
+    from rl_swarm.trainer import ACTIVATION_BYTES
 
-    batch = (work.own_count + work.external_count) * work.group_size * work.row_tokens
-    tokens = work.row_tokens if smallest else min(batch, max(TrainerSettings.micro_batch_tokens, work.row_tokens))
-    # Values that one layer keeps for the backward pass, as counted for Llama, Qwen2, Qwen3 and GPT-2: within 20 % of each.
-    kept = (8 * shape.hidden + 4 * shape.attention + 5 * shape.intermediate) * shape.value_bytes
-    if shape.lora and shape.value_bytes < 4:  # adapters compute in fp32 and keep their inputs so
-        kept += 4 * (2 * shape.hidden + shape.attention + shape.intermediate)
-    predicted = tokens * work.new_tokens // work.row_tokens
-    chunk = max(1, min(predicted, LOGIT_VALUES // shape.vocabulary))
+    size, layers = shape.value_bytes, shape.layers
+    kept = kept_values(layers, shape.hidden, shape.attention, shape.intermediate)
+    prompts, rows = _largest_part(work, work.row_tokens if smallest else max(1, ACTIVATION_BYTES[kind] // (kept * size)))
+    prompt_tokens, new_tokens = prompts * work.prompt_tokens, rows * work.new_tokens
+    if shape.normed:  # before and after, and in half precision once more in fp32
+        kept += layers * 3 * (shape.attention + shape.cached // 2)
+    if shape.lora and size < 4:  # adapters compute in fp32 and keep their inputs so
+        kept += layers * 4 // size * (2 * shape.hidden + shape.attention + shape.intermediate)
+    attended = prompt_tokens * work.prompt_tokens * _scores(shape, kind)
+    # Every layer of a completion has its own copy of the keys and values that it attends to, and of the mask, for each query.
+    attended += rows * work.row_tokens * (shape.cached + work.new_tokens * _masks(shape, kind))
+    chunk = max(1, min(new_tokens, LOGIT_VALUES // shape.vocabulary))
+    # Gradients of one layer's activations, or of the head: a second one while a chunk's is added.
+    head = 0 if shape.lora else shape.vocabulary * shape.hidden * (2 if new_tokens > chunk else 1)
+    passing = max(head, (prompt_tokens + new_tokens) * kept // layers) + prompt_tokens * layers * shape.cached
+    batch = (work.own_count + work.external_count) * (work.prompt_tokens + work.group_size * work.new_tokens)
+    passing += batch * shape.hidden * (1 if shape.lora else 3)  # embedded at once; their gradients, gathered and being added
     return [
-        Part("activations", ("training",), tokens * shape.layers * kept),
-        Part("logits", ("training",), LOGIT_COPIES * 4 * chunk * shape.vocabulary),
+        Part("activations", ("training",), ((prompt_tokens + new_tokens) * kept + layers * attended) * size),
+        Part("logits", ("training",), chunk * shape.vocabulary * (LOGIT_BYTES[kind] + (size if size < 4 else 0))),
+        Part("gradients on their way", ("training",), passing * size),
     ]
+
+
+def _largest_part(work: Workload, token_budget: int) -> tuple[int, int]:
+    """How many prompts and completions the largest part of a batch has where all are as long as they may be."""
+    from rl_swarm.forward import Passage, packed_cut
+
+    questions = range(work.own_count + work.external_count)
+    completion = (0,) * work.new_tokens
+    passages = [Passage((question,) * work.prompt_tokens, completion) for question in questions for _ in range(work.group_size)]
+    cut = [(len(prompts), max(map(len, parts))) for prompts, parts in packed_cut(passages, token_budget)]
+    return max(cut, key=lambda part: part[0] * work.prompt_tokens + part[1] * work.new_tokens)
+
+
+def _scores(shape: Shape, kind: str) -> int:
+    """Scores that exist for each token and token of its prompt: none where a fused kernel computes attention.
+
+    torch has none for MPS, and on CUDA for heads that share their keys only one for bfloat16 (on older cards not for float16).
+    """
+    shared = 2 * shape.attention > shape.cached
+    return shape.heads if kind == "mps" or (kind == "cuda" and shared and shape.dtype != "bfloat16") else 0
+
+
+def _masks(shape: Shape, kind: str) -> int:
+    """Values kept for each token of a completion and token that it may attend to: the mask, for each head that shares its keys, or,
+    without a fused kernel, the scores."""
+    return shape.heads if kind == "mps" else 2 * shape.attention // shape.cached

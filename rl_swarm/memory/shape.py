@@ -12,7 +12,10 @@ from rl_swarm.memory.device import GIGABYTE, Device
 
 @dataclass(frozen=True)
 class Shape:
-    """`hidden` to `cached` are sizes of one layer, in values a token; `cached` are its keys and values."""
+    """`hidden` to `cached` are sizes of one layer, in values a token; `cached` are its keys and values.
+
+    `heads` are those of queries; `normed` says that queries and keys are normalized (Qwen3).
+    """
 
     name: str
     dtype: str
@@ -28,6 +31,8 @@ class Shape:
     vocabulary: int
     context_tokens: int | None
     lora: bool
+    heads: int
+    normed: bool
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -79,4 +84,6 @@ def _measured(name: str, model: Any, text: Any, dtype: Any, lora_rank: int) -> S
         vocabulary=text.vocab_size,
         context_tokens=getattr(text, "max_position_embeddings", None),
         lora=bool(lora_rank),
+        heads=heads,
+        normed=any(".q_norm." in parameter for parameter, _ in model.named_parameters()),
     )
