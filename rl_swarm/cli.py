@@ -332,6 +332,62 @@ def export(folder: Path, **flags: str | None) -> None:
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")
 
 
+@main.command()
+@click.option("--preset", default="nano", show_default=True, help="nano on a CPU; gpt2 or qwen on a GPU")
+@click.option("--splits", default=None, help="splits I/J to compare, one of them without sharing [the preset's, 8/0,6/2,4/4,2/6]")
+@click.option("--best", default=None, help="the split that is tested first, with all seeds [the preset's]")
+@click.option("--seeds", type=click.IntRange(min=1), default=None, help="paired seeds of the first two splits [8]; others have 3")
+@click.option("--rounds", type=click.IntRange(min=1), default=None, help="rounds of each run [the preset's horizon]")
+@click.option("--nodes", type=click.IntRange(1, 64), default=None, help="nodes of each swarm [the preset's]")
+@click.option("--ablations", default="", help="all, or some of correction,choice,window,adaptive,models,size")
+@click.option("--quick", is_flag=True, help="fewer rounds, nodes and seeds: a look within four minutes that proves nothing")
+@click.option("--pilot", is_flag=True, help="run the pilot seeds, and print the horizon and the best split by the rule")
+@click.option("--parallel", type=click.IntRange(min=1), default=None, help="runs at a time [cores; 1 on a GPU]")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("reproduce-results"), show_default=True, help="folder")
+@configurable
+def reproduce(
+    preset: str,
+    splits: str | None,
+    best: str | None,
+    seeds: int | None,
+    rounds: int | None,
+    nodes: int | None,
+    ablations: str,
+    quick: bool,
+    pilot: bool,
+    parallel: int | None,
+    output: Path,
+    **flags: str | None,
+) -> None:
+    """Run the paper's table as real swarms on this machine, and say whether sharing helps, how much, and at what cost."""
+    from rich.console import Console
+
+    from rl_swarm.experiments.reproduce.command import Wanted, as_typed
+    from rl_swarm.experiments.reproduce.command import reproduce as run
+
+    wanted = Wanted(preset, splits, best, seeds, rounds, nodes, ablations, quick, pilot, parallel, output)
+    if not run(wanted, os.environ, flags, as_typed(sys.argv[1:]), Console()):
+        sys.exit(130)
+
+
+@main.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option("--best", default=None, help="the split that is tested first [the sharing one with most own rollouts]")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("analysis"), show_default=True, help="folder")
+@configurable
+def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flags: str | None) -> None:
+    """Compare experiments that were run elsewhere, as 'reproduce' does with its own. Runs of one split are paired in order."""
+    from rich.console import Console
+
+    from rl_swarm.config import require
+    from rl_swarm.experiments.reproduce.command import analyze as run
+    from rl_swarm.experiments.reproduce.command import as_typed
+
+    loaded = load(os.environ, flags)
+    require(loaded, "store")
+    run(loaded.store_url, list(experiments), best, output, as_typed(sys.argv[1:]), Console())
+
+
 def _load(flags: dict[str, str | None]) -> Config:
     from rl_swarm.config import require
 

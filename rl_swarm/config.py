@@ -146,6 +146,12 @@ class Config:
     )
     top_p: float = setting("TOP_P", 1.0, number(0, 1, above=True), "share of probability that is sampled from")
     correction: str = setting("EXTERNAL_CORRECTION", "topr", choice("topr", "none"), "off-policy correction of external rollouts")
+    external_choice: str = setting(
+        "ROLLOUT_CHOICE",
+        "informative",
+        choice("informative", "uniform", "matched"),
+        "which of peers' rollouts are taken: any informative, any at all, or those about half right",
+    )
     round_interval: float = setting(
         "COORDINATOR_ROUND_INTERVAL", 60.0, number(0, above=True), "seconds a round waits for slow nodes", shared=True
     )

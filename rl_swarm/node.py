@@ -56,6 +56,11 @@ class Node:
             finally:
                 self.journal.flush()
                 self.publisher.close(DRAIN_SECONDS)
+                if self.publisher.pending:
+                    self.journal.say(
+                        f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
+                        "start this node again to publish them"
+                    )
                 self.journal.merge()
 
     @contextmanager
@@ -151,6 +156,7 @@ def make_worker(
         ExchangeSettings(
             node_id=node.local.node_id,
             frequency=config.publish_frequency,
+            choice=config.external_choice,
             window=config.window,
             fetch_peers=config.fetch_peers,
             fetch_seconds=config.fetch_seconds,
@@ -167,6 +173,7 @@ def make_worker(
         own_count=config.own_count,
         external_count=config.external_count,
         group_size=config.group_size,
+        choice=config.external_choice,
         window=config.window,
         round_interval=config.round_interval,
         checkpoint_interval=config.checkpoint_interval,

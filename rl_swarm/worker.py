@@ -80,6 +80,7 @@ class WorkerSettings:
     own_count: int = 8
     external_count: int = 0
     group_size: int = 8
+    choice: str = "informative"
     window: int = 3
     round_interval: float = 60.0
     checkpoint_interval: int = 10
@@ -167,7 +168,7 @@ class Worker:
         pool = self.exchange.gather(number, self.settings.external_count, chooser)
         watch.lap("store")
         watch.move("store", "score", self.exchange.take_verify_seconds())
-        batch = choose(own, pool, self.settings.external_count, chooser)
+        batch = choose(own, pool, self.settings.external_count, chooser, self.settings.choice)
 
         self._step("training", number)
         learnt = self.trainer.update(batch.rollouts)

@@ -1,7 +1,7 @@
 import random
 
 from rl_swarm.rollout import Completion, Question, Rollout
-from rl_swarm.selection import choose, informative
+from rl_swarm.selection import CHOICES, choose, eligible, informative
 
 
 def rollout(slot: int, *rewards: float, node_id: str = "a") -> Rollout:
@@ -39,3 +39,24 @@ def test_the_choice_is_uniform() -> None:
         for chosen in choose([], external, 2, random.Random(seed)).external:
             counts[chosen.slot] += 1
     assert all(850 < count < 1150 for count in counts), counts
+
+
+def test_uniform_takes_from_all_and_matched_takes_those_about_half_right() -> None:
+    external = [rollout(slot, *[1.0] * slot, *[0.0] * (8 - slot), node_id="b") for slot in range(9)]
+    assert {chosen.slot for chosen in choose([], external, 99, random.Random(0), "uniform").external} == set(range(9))
+    assert {chosen.slot for chosen in choose([], external, 99, random.Random(0), "matched").external} == set(range(1, 8))
+    assert {chosen.slot for chosen in choose([], external, 3, random.Random(0), "matched").external} == {3, 4, 5}
+
+
+def test_among_equally_matched_ones_chance_decides() -> None:
+    external = [rollout(slot, 0.0, 1.0) for slot in range(20)]
+    picks = {choose([], external, 1, random.Random(seed), "matched").external[0].slot for seed in range(200)}
+    assert len(picks) == 20
+    first = choose([], external, 5, random.Random(7), "matched")
+    assert first == choose([], external[::-1], 5, random.Random(7), "matched")
+
+
+def test_only_uniform_would_take_what_teaches_nothing() -> None:
+    nothing = rollout(0, 1.0, 1.0)
+    assert [rule for rule in CHOICES if eligible(nothing, rule)] == ["uniform"]
+    assert all(eligible(rollout(0, 0.0, 1.0), rule) for rule in CHOICES)

@@ -19,7 +19,7 @@ ALLOCATOR_SHARE = (
 LOGIT_BYTES = {"cpu": 4, "cuda": 12, "mps": 12}  # for each logit trained on: itself in fp32, log-probabilities, their products
 SAMPLING_BYTES = 18  # for each logit of a row that is sampled: logits, in fp32, tempered, probabilities, those of the step before
 SORTING_BYTES = 40  # more of them where TOP_P sorts
-KEPT_SHARE = 0.75  # of the rows at most, when rows that ended leave the batch: room for their copies, which allocators give back late
+KEPT_SHARE = 0.75  # of the rows at most, when rows that ended leave the batch: room for copies, given back late
 SCORE_COPIES = 3  # of a prompt's attention scores, where they exist at all: masked, unmasked, as weights
 
 

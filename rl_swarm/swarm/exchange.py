@@ -6,6 +6,7 @@ J, not the number of peers. A peer's bad file is counted, set aside and skipped;
 Whether a rollout is true is the business of `verify`, which is an argument.
 """
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from typing import Any
 from rl_swarm.clock import Clock
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, StoreAway
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
-from rl_swarm.selection import informative
+from rl_swarm.selection import eligible
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.publisher import Publisher
@@ -28,6 +29,7 @@ MOST_QUARANTINED = 100
 class ExchangeSettings:
     node_id: str
     frequency: str = "stage"
+    choice: str = "informative"
     window: int = 3
     fetch_peers: int = 10
     fetch_seconds: float = 30.0
@@ -204,7 +206,7 @@ class Exchange:
             return
         finally:
             self.verify_seconds += self.clock.monotonic() - began
-        if informative(verified):
+        if eligible(verified, self.settings.choice):
             self._pool[verified.id] = verified
         else:
             self.counters["uninformative"] += 1
@@ -213,7 +215,9 @@ class Exchange:
         self.rejected[reason] += 1
         self._read[file.key] = file.round
         self._waiting.pop(file.key, None)
-        if self.quarantine is not None:
+        if self.quarantine is None:
+            return
+        with contextlib.suppress(OSError):  # kept for curious people: a full disk may do without
             self.quarantine.mkdir(parents=True, exist_ok=True)
             if len(list(self.quarantine.iterdir())) < MOST_QUARANTINED:
                 (self.quarantine / f"{file.round}.{file.node_id}.{reason}").write_bytes(data[: 1 << 20])

@@ -1,0 +1,55 @@
+"""The paired permutation test, and the sentence that it allows. Pure Python.
+
+Two arms are compared on the same seeds. If the arm made no difference, each seed's difference could as well have the other sign:
+the p-value is the share of all sign patterns that give a mean difference at least as far from zero. No distribution is
+assumed. It refuses nothing; with few pairs it cannot say much, and the sentence says so.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import fmean
+
+from rl_swarm.randomness import generator
+
+SIGNIFICANT = 0.05
+MOST_EXACT = 16  # pairs up to which every sign pattern is tried
+DRAWN = 100_000
+
+
+def permutation_p(differences: Sequence[float]) -> float:
+    """Two-sided p-value of paired differences: exact up to 16 pairs, beyond that from patterns drawn with a fixed generator."""
+    if not differences:
+        return 1.0
+    # Sums of the same terms in another order differ by rounding: what is equal must count as equal.
+    observed = abs(sum(differences)) * (1 - 1e-9) - 1e-12
+    if len(differences) <= MOST_EXACT:
+        sums = [abs(sum(sign * each for sign, each in zip(signs, differences, strict=True))) for signs in _signs(len(differences))]
+        return fmean(each >= observed for each in sums)
+    chance = generator("permutation", len(differences))
+    hits = sum(abs(sum(each if chance.random() < 0.5 else -each for each in differences)) >= observed for _ in range(DRAWN))
+    return (hits + 1) / (DRAWN + 1)
+
+
+def _signs(count: int) -> list[tuple[int, ...]]:
+    return list(product((1, -1), repeat=count))
+
+
+def least_p(pairs: int) -> float:
+    """The smallest p-value that so many pairs can give: all differences of one sign."""
+    return 2.0 ** (1 - pairs) if 0 < pairs <= MOST_EXACT else 1 / (DRAWN + 1) if pairs else 1.0
+
+
+def verdict(name: str, baseline: str, values: Sequence[tuple[float, float]], measure: str, what: str = "sharing") -> str:
+    """One plain sentence about pairs of (baseline, arm), one pair a seed; `what` is the difference between the two."""
+    if not values:
+        return f"{name} and {baseline} share no seed, so they cannot be compared."
+    differences = [ours - theirs for theirs, ours in values]
+    base, p = fmean(theirs for theirs, _ in values), permutation_p(differences)
+    change = f"{fmean(differences) / base:+.0%}".replace("%", " %") if base else f"{fmean(differences):+.3f}"
+    better = sum(each > 0 for each in differences)
+    head = f"{name} against {baseline}: {change} {measure}, better on {better} of {len(values)} seeds, p = {p:.4f}"
+    if p < SIGNIFICANT:
+        return f"{head}: {what} {'helped' if sum(differences) > 0 else 'hurt'}."
+    if least_p(len(values)) >= SIGNIFICANT:
+        return f"{head}; {len(values)} pairs cannot give less than {least_p(len(values)):.2f}, so this is no proof either way."
+    return f"{head}: no difference that chance would not explain."
