@@ -7,7 +7,7 @@ TRL_VENV := .venv-trl
 TRL_READY := $(TRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow check format lock bench bench-check readme
+.PHONY: help setup demo test test-slow check format lock bench bench-check soak reliability readme
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -54,6 +54,12 @@ $(TRL_READY): pyproject.toml $(CONSTRAINTS) constraints/trl.txt
 	@$(TRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(TRL_VENV); $(PYTHON) -m venv $(TRL_VENV); }
 	@$(TRL_VENV)/bin/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/trl.txt) -e . trl
 	@touch $@
+
+soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow
+	$(BIN)/python -m tests.soak
+
+reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
+	$(BIN)/python -m tests.reliability
 
 readme: $(READY) ## Write the table of settings into the README
 	$(BIN)/python -m tests.test_readme

@@ -4,6 +4,7 @@ It resumes from the newest round in the store, catches up if workers went ahead,
 do no harm: every round number is written once, and the one with the lower epoch stands down.
 """
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 
@@ -92,30 +93,37 @@ class Coordinator:
 
     def _announce(self, number: int) -> int:
         """Open a round; return the round that is open now, which is higher if that number's file cannot be read."""
+        mine: Announcement | None = None
         while not self.stop.requested:
             try:
-                mine = Announcement(
-                    round=number,
-                    coordinator=self.settings.node_id,
-                    session=self.session,
-                    epoch=self.epoch,
-                    opened_at=self.clock.wall(),
-                    live=sorted(self.liveness.live() & self.workers),
-                    submitted_before=sorted(submitted(self.store, self.layout, number - 1)) if number else [],
-                )
+                mine = mine or self._opening(number)  # made once: tried again after a lost answer, it must be the same document
                 found = self.rounds.announce(mine)
                 if found.session != self.session and found.seniority > mine.seniority:
                     raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
-                self._show(number, "running")
+                with contextlib.suppress(StoreAway):  # for people only: the round is open without it
+                    self._show(number, "running")
                 self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
                 self.journal.event("round_opened", round=number, live=len(mine.live))
                 self.journal.progress("round_start", number)
                 return number
             except BadDocument:
-                number += 1  # the number is taken by a file that cannot be read: go past it, never over it
+                if number + 1 >= self.settings.max_rounds:
+                    return number  # there is none beyond the last: workers who cannot read it either get there by themselves
+                number, mine = number + 1, None  # taken by a file that cannot be read: go past it, never over it
             except StoreAway as away:
                 self._wait_for_store(away, number)
         return number - 1
+
+    def _opening(self, number: int) -> Announcement:
+        return Announcement(
+            round=number,
+            coordinator=self.settings.node_id,
+            session=self.session,
+            epoch=self.epoch,
+            opened_at=self.clock.wall(),
+            live=sorted(self.liveness.live() & self.workers),
+            submitted_before=sorted(submitted(self.store, self.layout, number - 1)) if number else [],
+        )
 
     def _keep_open(self, number: int) -> int:
         """Wait until the round may close; return it, or a higher round that workers have reached."""
@@ -162,7 +170,7 @@ class Coordinator:
             self.liveness.sign(node_id, "reward", number)
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
-        for node_id in (self.liveness.silent() & self.workers) - done:
+        for node_id in sorted((self.liveness.silent() & self.workers) - done):  # in order, so that a simulated run replays
             sequence = newest_heartbeat(self.store, self.layout, node_id)
             if sequence is not None:
                 self.liveness.sign(node_id, "heartbeat", sequence)
@@ -170,7 +178,7 @@ class Coordinator:
     def _roll_call(self) -> None:
         """Find new registrations; a new worker counts as live from the moment it is seen."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        for node_id in registered(self.store, self.layout) - self.workers - self._others:
+        for node_id in sorted(registered(self.store, self.layout) - self.workers - self._others):
             registration = read_registration(self.store, self.layout, node_id)
             if registration is None:
                 continue  # not all there yet
@@ -185,9 +193,9 @@ class Coordinator:
 
     def _catch_up(self, number: int, reached: int) -> int:
         """Workers went ahead: announce every round up to theirs, so that there are no holes and probing by name finds its way."""
-        for missing in range(number + 1, min(reached, self.settings.max_rounds - 1) + 1):
-            self.journal.event("adopted", round=missing)
-            number = self._announce(missing)
+        while number < min(reached, self.settings.max_rounds - 1) and not self.stop.requested:
+            self.journal.event("adopted", round=number + 1)
+            number = self._announce(number + 1)
         return number
 
     def _wait_for_store(self, away: StoreAway, number: int) -> None:

@@ -7,6 +7,7 @@ stops. `progress.py` reads both. The training loop never reads any of it.
 
 import contextlib
 import json
+import os
 import platform
 import resource
 import sys
@@ -56,14 +57,14 @@ class Stream:
         self._last_flush = self.clock.monotonic()
 
     def merge(self) -> None:
-        """Put all segments under the documented name, then remove them; a reader in between counts nothing twice."""
-        segments = progress.segment_keys(self.store, self.key)
-        if self.path or not segments:
+        """Put what the segments say under the documented name, for people; a reader of both counts nothing twice.
+
+        The segments stay: a listing may have left some out and a read may have been short, and nobody could tell afterwards.
+        """
+        if self.path or not progress.segment_keys(self.store, self.key):
             return
         lines = progress.lines(self.store, self.key)
         self.store.rewrite(self.key, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
-        for segment in segments:
-            self.store.delete(segment)
 
     def _next_sequence(self) -> int:
         """Beyond the time of day and beyond what the store has: a node that comes back, even with an empty disk, reuses none."""
@@ -75,10 +76,18 @@ class Stream:
 
     def _append_in_place(self, text: bytes) -> bool:
         assert self.path is not None
+        end: int | None = None
         try:
-            with self.path.open("ab") as file:  # never makes folders: a store that was moved away is not made anew
+            with self.path.open("a+b") as file:  # never makes folders: a store that was moved away is not made anew
+                end = file.seek(0, os.SEEK_END)
+                if end:
+                    file.seek(-1, os.SEEK_END)
+                    text = text if file.read(1) == b"\n" else b"\n" + text  # a killed process left half a line: end it
                 file.write(text)
         except OSError:  # disk full or folder gone: the lines stay in memory and go out with the next one
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    os.truncate(self.path, end)  # and nothing of a line that was cut stays in the file
             self.publisher.counters["journal_retries"] += 1
             return False
         return True
@@ -147,7 +156,8 @@ class Journal:
 
     def say(self, line: str) -> None:
         if self.console:
-            self.console(line)
+            with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
+                self.console(line)
         self._out.append(line)
 
     def error(self, failure: BaseException) -> None:

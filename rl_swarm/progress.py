@@ -49,7 +49,7 @@ def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
     for line in journal_lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter for brackets within brackets, thousands deep
             continue
         if isinstance(row, dict):
             found.append(row)
@@ -144,11 +144,13 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
     state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
     measured = last_rows(store, layout.log(node_id, "metrics.jsonl"))
     last: dict[str, Any] = measured[-1] if measured else {}
-    signs = [row.get("timestamp") for row in (state, last, recent[-1] if recent else {})]
+    signs = [_number(row.get("timestamp")) for row in (state, last, recent[-1] if recent else {})]
     signs.append(registration.registered_at if registration else None)
     sequence = newest_heartbeat(store, layout, node_id)
     beat = read_heartbeat(store, layout, node_id, sequence) if sequence is not None else None
-    doing, since, round_number = state.get("data", {}).get("doing"), state.get("timestamp"), state.get("data", {}).get("round")
+    data = state.get("data")
+    said: dict[str, Any] = data if isinstance(data, dict) else {}
+    doing, since, round_number = _text(said.get("doing")), _number(state.get("timestamp")), _number(said.get("round"))
     if beat and beat.sent_at > (since or 0):
         signs.append(beat.sent_at)
         if beat.doing != doing:
@@ -159,7 +161,17 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
         model=registration.model if registration else "",
         doing=doing or "registered",
         since=since,
-        round=round_number if round_number is None or round_number >= 0 else None,
-        reward=last.get("reward"),
+        round=None if round_number is None or round_number < 0 else int(round_number),
+        reward=_number(last.get("reward")),
         last_sign=max((sign for sign in signs if sign is not None), default=None),
     )
+
+
+def _number(value: Any) -> float | None:
+    """A journal is a peer's file, too: what is no finite number is as if it were not there."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return value if usable else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,22 +1,38 @@
 """Start stand-in nodes as real processes and look at what they left in the folder."""
 
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rl_swarm import progress
+from rl_swarm.document import unseal
+from rl_swarm.errors import BadDocument
+from rl_swarm.rollout import decode
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_file
-from rl_swarm.swarm.rounds import read_reward, rounds_with_rewards, submitted
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, read_reward, rounds_with_rewards, submitted
 
 ROOT = Path(__file__).parent.parent
+KINDS: dict[str, Callable[[bytes], Any]] = {
+    "/rollouts/": decode,
+    "/rewards/": partial(unseal, kind=Reward),
+    "/state/round_": partial(unseal, kind=Announcement),
+    "/state/current_state": partial(unseal, kind=CurrentState),
+    "/experiment.json": partial(unseal, kind=Experiment),
+}
 
 
 class LocalSwarm:
-    """Nodes of one experiment on one folder; everything started here is ended by `close`."""
+    """Nodes of one experiment on one folder; everything started here is ended by `close`. `program` is what a node runs."""
+
+    program: tuple[str, ...] = ("tests.standin_node",)
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         self.folder = tmp_path / "store"
@@ -36,9 +52,7 @@ class LocalSwarm:
     def start(self, node_id: str, role: str = "worker", **settings: Any) -> subprocess.Popen[bytes]:
         environment = self.environment | {"NODE_ID": node_id, "NODE_ROLE": role} | {k: str(v) for k, v in settings.items()}
         with (self.folder.parent / f"{node_id}.console").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.standin_node"], env=environment, cwd=ROOT, stdout=log, stderr=log
-            )
+            process = subprocess.Popen([sys.executable, "-m", *self.program], env=environment, cwd=ROOT, stdout=log, stderr=log)
         self.processes.append(process)
         return process
 
@@ -70,6 +84,20 @@ class LocalSwarm:
                 assert reward is not None, f"reward of {node_id} for round {number} cannot be read"
                 assert (reward.round, reward.peer_id) == (number, node_id)
                 found[number, node_id] = reward.reward
+        return found
+
+    def unreadable(self) -> list[str]:
+        """Documents in the folder that their own reader refuses; names that begin with a dot are nobody's documents."""
+        found = []
+        for path in sorted(path for path in self.folder.rglob("*.json") if not path.name.startswith(".")):
+            kind = next((kind for part, kind in KINDS.items() if part in path.relative_to(self.folder).as_posix()), None)
+            try:
+                if kind is None:
+                    json.loads(path.read_bytes())
+                else:
+                    kind(path.read_bytes())
+            except (BadDocument, ValueError) as error:
+                found.append(f"{path.relative_to(self.folder)}: {error}")
         return found
 
     def metrics(self, node_id: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.errors import BadRollout
+from rl_swarm.errors import BadRollout, CheckpointError
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
 
@@ -59,7 +59,8 @@ class StandInPolicy:
 
     def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:
         for slot, question in enumerate(questions):
-            time.sleep(self.seconds / len(questions))
+            if self.seconds:
+                time.sleep(self.seconds / len(questions))
             chance = generator(seed, slot)
             right = chance.sample(range(group_size), group_size // 2)
             yield tuple(
@@ -96,10 +97,13 @@ class StandInCheckpoints:
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         self.saved = json.dumps([round, node_state, trainer_state])
         if self.folder:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = self.folder / "part"
-            part.write_text(self.saved)
-            part.replace(self.folder / "checkpoint.json")
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                part = self.folder / "part"
+                part.write_text(self.saved)
+                part.replace(self.folder / "checkpoint.json")
+            except OSError as error:
+                raise CheckpointError(f"no checkpoint of round {round} could be written: {error}") from error
 
     def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         if self.folder and (self.folder / "checkpoint.json").exists():

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rl_swarm import progress
 from rl_swarm.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.document import seal
 from rl_swarm.journal import Journal
@@ -220,3 +221,48 @@ def test_a_store_that_goes_away_and_returns_is_waited_for(tmp_path: Path) -> Non
     store.clock = clock
     assert make(store, clock, tmp_path).run() == "complete"
     assert announced(store) == [0, 1, 2]
+
+
+def test_no_round_beyond_the_last_is_announced_when_the_last_cannot_be_read(tmp_path: Path) -> None:
+    """Found by simulated seed 7: workers took the round beyond for the end, and nobody did the last one."""
+    store = MemoryStore()
+    join(store, "a")
+    store.put(LAYOUT.round(2), b"half")
+    clock = Scripted(lambda: [submit(store, number, "a") for number in range(3)] and None)
+    assert make(store, clock, tmp_path, max_rounds=3).run() == "complete"
+    assert announced(store) == [0, 1, 2]
+
+
+def test_catching_up_past_an_unreadable_round_announces_none_again(tmp_path: Path) -> None:
+    """Found by simulated seed 7: the round after the unreadable one was opened a second time."""
+    store = MemoryStore()
+    Rounds(store, LAYOUT).announce(Announcement(0, "boss", "s", 1, 0.0, [], []))
+    store.put(LAYOUT.round(1), b"half")
+    coordinator = make(store, Scripted(), tmp_path, max_rounds=9)
+    opened: list[int] = []
+    announce = coordinator._announce
+    coordinator._announce = lambda number: opened.append(announce(number)) or opened[-1]  # type: ignore[func-returns-value, method-assign]
+    assert coordinator._catch_up(0, 4) == 4
+    assert opened == [2, 3, 4]
+
+
+def test_a_round_is_announced_once_though_the_state_for_people_cannot_be_written(tmp_path: Path) -> None:
+    """Found by simulated seed 75: the same round was made a second time, with another content."""
+
+    class ReadOnlyState(MemoryStore):
+        def _rewrite(self, key: str, data: bytes) -> None:
+            raise Transient("Errno 5")
+
+    store = ReadOnlyState(clock=VirtualClock())
+    join(store, "a")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    coordinator = make(store, clock, tmp_path)
+    assert coordinator.run() == "complete"
+    assert announced(store) == [0, 1, 2]
+    rounds_opened = [row for row in progress_events(coordinator) if row["event_type"] == "round_opened"]
+    assert len(rounds_opened) == 3
+
+
+def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:
+    coordinator.journal.flush()
+    return progress.events(coordinator.store, LAYOUT, coordinator.settings.node_id)

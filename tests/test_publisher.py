@@ -1,3 +1,4 @@
+import errno
 import time
 from pathlib import Path
 from typing import Any
@@ -5,6 +6,7 @@ from typing import Any
 import pytest
 
 from rl_swarm.clock import SystemClock
+from rl_swarm.errors import NotFound
 from rl_swarm.store.base import Transient
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -126,3 +128,51 @@ def test_large_files_come_after_small_ones_and_the_newest_wins(tmp_path: Path) -
     publisher.put("a/small", b"1")
     assert sent == ["a/small", "c/new"]
     assert publisher.pending == 0
+
+
+def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) -> None:
+    class Forgetful(MemoryStore):
+        found = False
+
+        def _get(self, key: str, limit: int | None) -> bytes:
+            if not self.found:
+                raise NotFound(key)
+            return super()._get(key, limit)
+
+    store = Forgetful(clock=VirtualClock())
+    store.put("a/x", b"whole")
+    (tmp_path / "000000000000").write_bytes(b"a/x\nwhole")
+    publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
+    assert not publisher.pump()
+    store.found = True
+    assert publisher.pump()
+    assert publisher.pending == 0
+
+
+def test_while_the_local_disk_is_full_documents_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = AwayStore(clock=VirtualClock())
+    publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        publisher.put("a/1", b"one")
+    publisher.put("a/2", b"two")
+    assert (publisher.pending, publisher.counters["spool_full"]) == (2, 1)
+    store.away = False
+    assert publisher.pump()
+    assert (store.get("a/1"), store.get("a/2")) == (b"one", b"two")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_waits_in_memory_goes_to_disk_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = AwayStore(clock=VirtualClock())
+    publisher = Publisher(store, tmp_path, SystemClock())
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        publisher.put("a/1", b"one")
+    publisher.close(10)
+    store.away = False
+    Publisher(store, tmp_path, SystemClock()).close(10)
+    assert store.get("a/1") == b"one"

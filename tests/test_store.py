@@ -142,3 +142,23 @@ def test_mounts_are_told_from_local_disks(tmp_path: Path, monkeypatch: pytest.Mo
     assert not on_local_disk(Path("/content/drive/MyDrive/rl-swarm"))
     assert not on_local_disk(Path("/mnt/my nfs/data"))
     assert on_local_disk(Path("/content/drivers"))
+
+
+def test_what_a_dying_mount_left_half_written_is_written_whole_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by thinking about the simulation's torn writes: the half file was taken for a document that is there already."""
+    store = FolderStore(tmp_path, VirtualClock(), local=False)
+
+    def dead(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(os, "fsync", dead)
+        dying.setattr(Path, "unlink", dead)
+        with pytest.raises(StoreAway):
+            store.put("a/x", b"all of it")
+    assert (tmp_path / "a/x").exists()
+    assert store.put("a/x", b"all of it")
+    assert FolderStore(tmp_path, local=False).get("a/x") == b"all of it"
+    assert not store.put("a/x", b"another")

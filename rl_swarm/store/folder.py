@@ -33,6 +33,7 @@ class FolderStore(Store):
         self.root = root
         self.local = on_local_disk(root) if local is None else local
         self._links = True
+        self._unfinished: set[Path] = set()  # written in place, not to the end, and not removable at that moment
 
     @classmethod
     def open(cls, path: str, clock: Clock | None = None) -> "FolderStore":
@@ -69,6 +70,9 @@ class FolderStore(Store):
     def _put_from(self, key: str, source: BinaryIO) -> bool:
         path = self.root / key
         with _passing():
+            if path in self._unfinished:
+                path.unlink(missing_ok=True)
+                self._unfinished.discard(path)
             if path.exists():
                 return False
             self._make_parent(path)
@@ -134,7 +138,11 @@ class FolderStore(Store):
 
     def _write_part(self, path: Path, source: BinaryIO) -> Path:
         part = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        _write_new(part, source)
+        try:
+            _fill(open(part, "xb"), source)  # noqa: SIM115 – closed by _fill
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
         return part
 
     def _move_new(self, part: Path, path: Path) -> bool:
@@ -155,9 +163,16 @@ class FolderStore(Store):
 
     def _create_in_place(self, path: Path, source: BinaryIO) -> bool:
         try:
-            _write_new(path, source)
+            file = open(path, "xb")  # noqa: SIM115 – closed by _fill
         except FileExistsError:
             return False
+        try:
+            _fill(file, source)
+        except BaseException:
+            self._unfinished.add(path)  # a mount that dies half-way lets nothing be removed: then the next try begins with that
+            path.unlink(missing_ok=True)
+            self._unfinished.discard(path)
+            raise
         return True
 
 
@@ -170,16 +185,12 @@ def _passing() -> Iterator[None]:
         raise Transient(f"Errno {error.errno}, {error.strerror}") from error
 
 
-def _write_new(path: Path, source: BinaryIO) -> None:
-    """Create a file exclusively and write it out; if that fails half-way, nothing of it stays."""
-    with open(path, "xb") as file:
-        try:
-            shutil.copyfileobj(source, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+def _fill(file: BinaryIO, source: BinaryIO) -> None:
+    """Write out a file that was just created, to the disk itself, and close it."""
+    with file:
+        shutil.copyfileobj(source, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def on_local_disk(path: Path) -> bool:

@@ -1,8 +1,8 @@
 """Publishing in the background: a document is safe on the local disk when `put` returns, and reaches the store when it can.
 
-The spool outlives the process: what a killed node left behind is published at its next start. It is bounded; when the store
-stays away for very long, the oldest rollouts go first, counted, and rewards are kept. Nothing in the training loop waits
-for the store.
+The spool outlives the process: what a killed node left behind is published at its next start. It is bounded; when the store stays
+away for very long, the oldest rollouts go first, counted, and rewards are kept. While the local disk is full, documents wait in
+memory, counted. Nothing in the training loop waits for the store.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import NotFound, StoreAway
 from rl_swarm.store import Store
 
 MOST_SPOOLED = 5_000
@@ -43,8 +43,8 @@ class Publisher:
         self._last_sent = clock.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         left_over = sorted(path for path in folder.iterdir() if path.name.isdigit())
-        self._left_over = set(left_over)
-        self._queue = deque(left_over)
+        self._left_over: set[Path | bytes] = set(left_over)
+        self._queue: deque[Path | bytes] = deque(left_over)  # bytes where the disk was full
         self._next = int(left_over[-1].name) + 1 if left_over else 0
         self._upload: tuple[str, Path, tuple[str, ...]] | None = None
         self._wake = threading.Condition()
@@ -60,15 +60,10 @@ class Publisher:
         return len(self._queue) + (self._upload is not None)
 
     def put(self, key: str, data: bytes) -> None:
-        """Accept a document: durable against the death of this process when it returns."""
+        """Accept a document: durable against the death of this process when it returns, unless the local disk is full."""
         self.check()
         with self._wake:
-            path = self.folder / f"{self._next:012d}"
-            self._next += 1
-            part = path.with_suffix(".part")
-            part.write_bytes(key.encode() + b"\n" + data)
-            part.replace(path)
-            self._queue.append(path)
+            self._queue.append(self._spooled(key.encode() + b"\n" + data))
             if len(self._queue) > MOST_SPOOLED:
                 self._drop_oldest_rollouts()
             self._wake.notify()
@@ -95,7 +90,7 @@ class Publisher:
                 if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
                     self._beat()
                     self._last_sent = self.clock.monotonic()
-            except StoreAway:
+            except (StoreAway, NotFound):  # what exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away_since = self.away_since or self.clock.wall()
                 return False
@@ -116,6 +111,8 @@ class Publisher:
             self._closing = True
             self._wake.notify()
         self._thread.join(patience_seconds)
+        with self._wake:
+            self._queue = deque(self._spooled(item) if isinstance(item, bytes) else item for item in self._queue)
         self.check()
 
     def _run(self) -> None:
@@ -133,13 +130,29 @@ class Publisher:
         except BaseException as failure:  # kept and raised in the loop's own thread by check()
             self._failure = failure
 
-    def _send(self, path: Path) -> None:
-        key, _, data = path.read_bytes().partition(b"\n")
+    def _spooled(self, content: bytes) -> Path | bytes:
+        """Write a document to the spool; what the disk has no room for is kept as it is."""
+        path = self.folder / f"{self._next:012d}"
+        part = path.with_suffix(".part")
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            self.counters["spool_full"] += 1
+            return content
+        self._next += 1
+        return path
+
+    def _send(self, item: Path | bytes) -> None:
+        key, _, data = (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")
         created = self.store.put(key.decode(), data)
-        if not created and path in self._left_over:
+        if not created and item in self._left_over:
             self._finish_half_written(key.decode(), data)
         self._queue.popleft()
-        path.unlink()
+        if isinstance(item, Path):
+            item.unlink()
         self._last_sent = self.clock.monotonic()
         self.counters["published" if created else "already_there"] += 1
 
@@ -162,13 +175,13 @@ class Publisher:
     def _drop_oldest_rollouts(self) -> None:
         """Called under the lock. Keeps the head, which may be on its way, and everything that is no rollout."""
         excess = len(self._queue) - MOST_SPOOLED
-        for path in list(self._queue)[1:]:
+        for item in list(self._queue)[1:]:
             if excess <= 0:
                 return
-            with path.open("rb") as file:
-                if b"/rollouts/" not in file.readline():
-                    continue
-            self._queue.remove(path)
-            path.unlink()
+            if b"/rollouts/" not in (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")[0]:
+                continue
+            self._queue.remove(item)
+            if isinstance(item, Path):
+                item.unlink()
             self.counters["spool_dropped"] += 1
             excess -= 1
