@@ -139,13 +139,6 @@ def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "PATIENCE_INTERVALS", float("inf"))
 
 
-def coordinator_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waiting_for(self: Coordinator, done: set[str], open_seconds: float, since_first: float | None) -> str:
-        return ", ".join(sorted(self.workers - done)) or ("" if done else "workers")
-
-    monkeypatch.setattr(Coordinator, "_waiting_for", waiting_for)
-
-
 def used_rollouts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exchange, "mark_used", lambda self, rollouts: None)
 
@@ -237,9 +230,6 @@ MUTATIONS = [
         "half_a_file_set_aside", "a file that is not all there yet is never read", half_a_file_is_set_aside, frozenset({"heard"})
     ),
     Mutation("endless_wait", "workers wait for the coordinator for ever", endless_wait, frozenset({"waiting"})),
-    Mutation(
-        "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"}), 23
-    ),
     Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"})),
     Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"})),
     Mutation("checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"})),

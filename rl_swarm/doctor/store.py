@@ -240,6 +240,8 @@ class StoreExam:
         name = layout.experiment_name
         try:
             found = experiments.read(store, layout)
+            if found is None and layout.experiment.rpartition("/")[2] in store.list(layout.root):
+                raise BadDocument("it is not all there")
             if found is None:
                 self._add("experiment", "ok", f"{name!r} is not there yet: the first node that starts publishes its settings")
                 return
