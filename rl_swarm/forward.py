@@ -7,6 +7,7 @@ completion. Nothing here knows advantages or losses, or takes a step.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from rl_swarm import grpo
 from rl_swarm.architecture import accepted_arguments, decoder_of, has_plain_head
 from rl_swarm.attention import Completions, HostedDecoder, PackedDecoder, Prompts, positions
-from rl_swarm.lean import LeanDecoder
+from rl_swarm.lean import LeanDecoder, product
 from rl_swarm.policy import Policy
 
 LOGIT_VALUES = 1 << 26  # logits that exist at once, 256 MB in fp32; a part with more is read in chunks
@@ -113,7 +114,8 @@ class PackedReader:
         values_ND = torch.cat([prefix.lasts_ID, hidden_ND]).index_select(0, torch.tensor(sources, device=self._device))
         targets = torch.tensor([token for passage in passages for token in passage.completion_ids], device=self._device)
         vocabulary = model.config.get_text_config().vocab_size
-        return _padded(*self._head.read(model.get_output_embeddings(), values_ND, targets, vocabulary), lengths)
+        head = partial(product, layer=model.get_output_embeddings())
+        return _padded(*self._head.read(head, values_ND, targets, vocabulary), lengths)
 
 
 class _Leaves:

@@ -179,7 +179,8 @@ class Trainer:
         and this batch and all later ones are cut finer, down to single completions.
         """
         while True:
-            self._optimizer.zero_grad()
+            # A processor's memory for gradients stays where it is: given back and taken again, it would fall among the activations.
+            self._optimizer.zero_grad(set_to_none=self._policy.device.type != "cpu")
             try:
                 if self._settings.kl_weight > 0:
                     self._read_reference(pending)
@@ -244,7 +245,8 @@ class Trainer:
                 "start again from the last checkpoint"
             )
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        if self._policy.device.type != "cpu":
+            self._optimizer.zero_grad()
         self.policy_version += 1
         return norm
 

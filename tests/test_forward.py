@@ -1,12 +1,14 @@
 """Forward passes over given completions: packing, padding, parts, chunks and odd heads change neither values nor gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from rl_swarm.architecture import has_plain_head, packed_decoder
 from rl_swarm.attention import HostedDecoder
 from rl_swarm.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
-from rl_swarm.lean import LeanDecoder
+from rl_swarm.lean import LARGE_WEIGHT, LeanDecoder, product
 from rl_swarm.policy import Policy
 from tests.tiny_models import policy
 
@@ -89,15 +91,41 @@ def test_reading_without_gradients() -> None:
     assert not any(reading.logprobs_BT.requires_grad for _, reading in parts)
 
 
-def test_every_prompt_goes_through_the_model_once() -> None:
+def test_every_prompt_goes_through_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     passages = [Passage((1, 2, 3, 4, 5), (6, 7)), Passage((1, 2, 3, 4, 5), (7, 8, 9)), Passage((2, 3), (4,))]
     seen = []
-    made.model.base_model.layers[0].self_attn.q_proj.register_forward_hook(
-        lambda module, inputs, output: seen.append(len(inputs[0]))
-    )
+    compute = LeanDecoder.__call__
+
+    def watched(self: LeanDecoder, embedded: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(len(embedded))
+        return compute(self, embedded, *rest)
+
+    monkeypatch.setattr(LeanDecoder, "__call__", watched)
     assert len(list(PackedReader(made).parts(made.model, passages, 100))) == 1
     assert seen == [7, 3], "7 prompt tokens, then the 3 completion tokens that predict another"
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 256, 257])
+def test_a_product_of_few_rows_and_a_large_weight_is_the_same_the_other_way_round(rows: int) -> None:
+    layer, values = torch.nn.Linear(LARGE_WEIGHT // 250, 250, bias=False), torch.randn(rows, LARGE_WEIGHT // 250)
+    with torch.no_grad():
+        torch.testing.assert_close(product(values, layer), layer(values), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_several_parts_add_up_where_they_are_kept() -> None:
+    layer = torch.nn.Linear(3, 2)
+    first, second = torch.randn(4, 3), torch.randn(5, 3, requires_grad=True)
+    product(first, layer).sum().backward()
+    kept = layer.weight.grad
+    product(second, layer).square().sum().backward()
+    assert layer.weight.grad is kept
+    found, inner = [kept.clone(), layer.bias.grad.clone()], second.grad.clone()
+    layer.zero_grad()
+    second.grad = None
+    (layer(first).sum() + layer(second).square().sum()).backward()
+    for one, other in zip([*found, inner], [layer.weight.grad, layer.bias.grad, second.grad], strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_cut() -> None:

@@ -282,7 +282,7 @@ def test_the_gradient_is_clipped() -> None:
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_are_touched() -> None:
     made = policy()
     batch, trainer = scored(made), Trainer(made, SETTINGS)
-    weight = made.model.get_output_embeddings().weight
+    weight = made.model.base_model.norm.weight
     weight.register_hook(lambda grad: grad * math.nan)
     before = weight.detach().clone()
     with pytest.raises(ModelError, match="not finite"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_swarm.errors import ModelError
-from rl_swarm.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb
+from rl_swarm.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
 HUB_SECONDS = 10.0
 
@@ -41,6 +41,8 @@ def load(
     `seed` draws the model behind `auto` and the start of LoRA's adapters, so that a node that begins again begins the same.
     """
     device = choose_device(cpu_only)
+    if device == "cpu":
+        keep_freed_memory()
     # Adam's small steps round away in bfloat16 weights, so a model that is trained as a whole is held in float32.
     chosen = choose_dtype(device, "float32" if dtype == "auto" and not lora_rank else dtype)
     if dtype == "float16" and not lora_rank:
