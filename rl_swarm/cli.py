@@ -12,6 +12,7 @@ import click
 from rl_swarm import __version__
 from rl_swarm.config import SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,13 +24,26 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except SwarmError as error:
-            click.echo(f"rl-swarm: {error}", err=True)
+            click.echo(visible(f"rl-swarm: {error}"), err=True)
             sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
+def _refuse(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise ConfigError(
+                f"{parameter.opts[0]} is no flag, since everybody on this machine can read command lines: set {variable} instead"
+            )
+
+    return refuse
+
+
 def configurable(command: F) -> F:
-    """Give a command a flag for every setting; values are checked by config.py, not by click."""
+    """Give a command a flag for every setting that is no secret; values are checked by config.py, not by click."""
     for field_name, setting in reversed(SETTINGS.items()):
+        if setting.secret:
+            command = click.option(setting.flag, expose_value=False, hidden=True, callback=_refuse(setting.variable))(command)
+            continue
         names = [setting.flag, "--experiment"] if field_name == "experiment" else [setting.flag]
         command = click.option(*names, field_name, default=None, help=f"{setting.meaning} [{setting.variable}]")(command)
     return command

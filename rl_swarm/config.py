@@ -183,6 +183,14 @@ class Config:
         "HUB_PUSH_INTERVAL", 0, integer(0), "rounds between pushes to the hub; 0 pushes only at the end"
     )
 
+    identity: str | None = setting(
+        "SWARM_IDENTITY", None, text, "key file that signs this node's rollouts; made if it is not there"
+    )
+    require_signatures: bool = setting("SWARM_REQUIRE_SIGNATURES", False, boolean, "take no rollouts that are not signed")
+    allowed_keys: str | None = setting(
+        "SWARM_ALLOWED_KEYS", None, text, "take rollouts signed with these public keys only: a file, or a list with commas"
+    )
+
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 

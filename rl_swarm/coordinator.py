@@ -20,6 +20,8 @@ from rl_swarm.worker import Stop
 
 POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
+MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
+MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ class Coordinator:
             session=self.session,
             epoch=self.epoch,
             opened_at=self.clock.wall(),
-            live=sorted(self.liveness.live() & self.workers),
-            submitted_before=sorted(submitted(self.store, self.layout, number - 1)) if number else [],
+            live=sorted(self.liveness.live() & self.workers)[:MOST_NAMED],
+            submitted_before=sorted(submitted(self.store, self.layout, number - 1))[:MOST_NAMED] if number else [],
         )
 
     def _keep_open(self, number: int) -> int:
@@ -170,7 +172,7 @@ class Coordinator:
             self.liveness.sign(node_id, "reward", number)
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
-        for node_id in sorted((self.liveness.silent() & self.workers) - done):  # in order, so that a simulated run replays
+        for node_id in self._some((self.liveness.silent() & self.workers) - done):
             sequence = newest_heartbeat(self.store, self.layout, node_id)
             if sequence is not None:
                 self.liveness.sign(node_id, "heartbeat", sequence)
@@ -178,7 +180,7 @@ class Coordinator:
     def _roll_call(self) -> None:
         """Find new registrations; a new worker counts as live from the moment it is seen."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        for node_id in sorted(registered(self.store, self.layout) - self.workers - self._others):
+        for node_id in self._some(registered(self.store, self.layout) - self.workers - self._others):
             registration = read_registration(self.store, self.layout, node_id)
             if registration is None:
                 continue  # not all there yet
@@ -187,6 +189,10 @@ class Coordinator:
                 self.liveness.sign(node_id, "registration", 0)
             else:
                 self._others.add(node_id)
+
+    def _some(self, nodes: set[str]) -> list[str]:
+        """All of them in order, so that a simulated run replays; of very many, which may be made up, some at a time."""
+        return sorted(nodes) if len(nodes) <= MOST_ASKED else self._jitter.sample(sorted(nodes), MOST_ASKED)
 
     def _highest_with_rewards(self) -> int:
         return next(iter(rounds_with_rewards(self.store, self.layout)), -1)

@@ -1,7 +1,8 @@
 """Seal and open the JSON documents that nodes exchange, so that no reader ever trusts half a file or a flipped byte.
 
 A sealed document is one line of JSON whose last member is the SHA-256 of everything before it. The checksum covers the bytes
-as written, so a reader needs no canonical form. It guards against accidents of storage; it is no signature.
+as written, so a reader needs no canonical form. It guards against accidents of storage; it is no signature
+(see swarm/signatures.py).
 This module never touches a store.
 """
 
@@ -27,12 +28,21 @@ class _Header(msgspec.Struct):
 
 
 def seal(document: msgspec.Struct) -> bytes:
-    body = msgspec.json.encode(document)
+    return close(msgspec.json.encode(document))
+
+
+def close(body: bytes) -> bytes:
+    """A JSON object with its checksum as the last member."""
     return body[:-1] + _OPEN + hashlib.sha256(body).hexdigest().encode() + _CLOSE
 
 
 def unseal(data: bytes, kind: type[T], limit: int = SMALL_BYTES) -> T:
     """Return the document, or raise Incomplete (look again later) or BadDocument (never look again)."""
+    return parse(body_of(data, limit), kind)
+
+
+def body_of(data: bytes, limit: int) -> bytes:
+    """The JSON object that was sealed, as it was written, with its checksum checked."""
     if len(data) > limit:
         raise BadDocument("too_large", f"{len(data)} bytes, the limit is {limit}")
     tail = data[-_TAIL:]
@@ -41,7 +51,7 @@ def unseal(data: bytes, kind: type[T], limit: int = SMALL_BYTES) -> T:
     body = data[:-_TAIL] + b"}"
     if hashlib.sha256(body).hexdigest().encode() != tail[len(_OPEN) : -len(_CLOSE)]:
         raise BadDocument("checksum", "the content does not match its checksum")
-    return parse(body, kind)
+    return body
 
 
 def parse(body: bytes, kind: type[T]) -> T:

@@ -22,6 +22,7 @@ from rl_swarm.errors import StoreAway
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.text import visible
 
 SEGMENT_SECONDS = 30.0
 
@@ -155,6 +156,7 @@ class Journal:
             self.event("state", doing=doing, round=round_number)
 
     def say(self, line: str) -> None:
+        line = visible(line)  # some lines quote what peers wrote
         if self.console:
             with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
                 self.console(line)
@@ -180,7 +182,8 @@ class Journal:
         """
         path = self._metrics.path
         if path and path.exists():
-            kept = [row for row in progress.rows(path.read_text("utf-8").splitlines()) if row.get("round", -1) < round_number]
+            rows = progress.rows(path.read_text("utf-8", "replace").splitlines())
+            kept = [row for row in rows if isinstance(row.get("round"), int) and row["round"] < round_number]
             self.store.rewrite(self._metrics.key, "".join(_line(row) + "\n" for row in kept).encode())
 
     def flush(self) -> None:

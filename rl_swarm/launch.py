@@ -17,6 +17,7 @@ from typing import IO
 
 from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config
 from rl_swarm.errors import SwarmError
+from rl_swarm.text import visible
 
 MOST_RESTARTS = 3
 FIRST_PAUSE_SECONDS = 1.0
@@ -47,7 +48,7 @@ class NodeProcess:
 
     def last_line(self) -> str:
         lines = self.console.read_text(errors="replace").strip().splitlines() if self.console.exists() else []
-        return lines[-1] if lines else "it said nothing"
+        return visible(lines[-1]) if lines else "it said nothing"
 
 
 class NodeFailed(SwarmError):
@@ -132,7 +133,7 @@ class Launcher:
         whole = text[: text.rfind(b"\n") + 1]
         self._shown[node_id] = self._shown.get(node_id, 0) + len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            self.say(f"[{node_id}] {line}")
+            self.say(f"[{node_id}] {visible(line)}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

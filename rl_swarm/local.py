@@ -37,6 +37,11 @@ class LocalFolder:
     def quarantine(self) -> Path:
         return self.path / "quarantine"
 
+    @property
+    def keys(self) -> Path:
+        """The keys that peers' names belong to, as this node has seen them first."""
+        return self.path / "keys"
+
 
 def experiment_folder(config: Config, experiment: Experiment) -> Path:
     return Path(config.home).expanduser() / f"{experiment.experiment}-{experiment.experiment_id[:8]}"

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from rl_swarm import __version__
@@ -16,6 +17,7 @@ from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
 from rl_swarm.coordinator import Coordinator, CoordinatorSettings
+from rl_swarm.identity import allowed_keys, load_identity, require_library
 from rl_swarm.journal import Journal
 from rl_swarm.local import LocalFolder, claim
 from rl_swarm.store import Store, open_store
@@ -26,6 +28,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Pulse, Registration, register
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 
 DRAIN_SECONDS = 30.0
@@ -44,6 +47,7 @@ class Node:
     local: LocalFolder
     publisher: Publisher
     journal: Journal
+    signatures: Signatures | None = None
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
@@ -109,6 +113,10 @@ def open_node(
     clock = SystemClock()
     store.clock = clock
     layout = Layout(config.experiment_name)
+    identity = load_identity(config.identity, Path(store.url)) if config.identity else None
+    allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
+    if config.require_signatures:
+        require_library("SWARM_REQUIRE_SIGNATURES")
     local = claim(config, experiment)
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     pulse = Pulse(store, layout, local.node_id, clock)
@@ -118,6 +126,9 @@ def open_node(
     journal = Journal(store, layout, local.node_id, publisher, clock, console)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")
+    if identity:
+        journal.say(f"signing with the public key {identity.public}")
+    signatures = Signatures(identity, required=config.require_signatures, allowed=allowed, book=local.keys, say=journal.say)
     session = secrets.token_hex(8)
     register(
         store,
@@ -126,7 +137,7 @@ def open_node(
     )
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
-    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal)
+    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal, signatures)
 
 
 def make_coordinator(node: Node) -> Coordinator:
@@ -165,6 +176,7 @@ def make_worker(
             tasks_version=node.experiment.tasks_version,
         ),
         node.local.quarantine,
+        node.signatures,
     )
     settings = WorkerSettings(
         node_id=node.local.node_id,

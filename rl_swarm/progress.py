@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rl_swarm.errors import NotFound
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.swarm.standing import MOST_TOLD, Mute
 
 TAIL_BYTES = 64 << 10
 
@@ -101,6 +104,7 @@ class NodeStatus:
     round: int | None
     reward: float | None
     last_sign: float | None
+    muted: tuple[Mute, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,16 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
         round=None if round_number is None or round_number < 0 else int(round_number),
         reward=_number(last.get("reward")),
         last_sign=max((sign for sign in signs if sign is not None), default=None),
+        muted=_muted(last.get("muted")),
     )
+
+
+def _muted(value: Any) -> tuple[Mute, ...]:
+    """Whom a node says it has muted, if it says so in words that make sense."""
+    try:
+        return msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
+    except msgspec.ValidationError:
+        return ()
 
 
 def _number(value: Any) -> float | None:

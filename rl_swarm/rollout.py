@@ -66,6 +66,12 @@ class Rollout:
         return f"{self.node_id}/{self.round}/{self.stage}/{self.slot}"
 
     @property
+    def text_id(self) -> str:
+        """Identity of what is trained on: question and completions in any order, whoever sent them with whatever seed and round."""
+        texts = sorted(hashlib.sha256(done.text.encode("utf-8", "surrogatepass")).digest() for done in self.completions)
+        return hashlib.sha256(b"".join([self.question.text_id.encode(), *texts])).hexdigest()[:16]
+
+    @property
     def rewards(self) -> list[float]:
         return [completion.reward for completion in self.completions]
 

@@ -21,6 +21,7 @@ from rl_swarm.errors import StoreAway
 from rl_swarm.experiments.following import SMOOTHED_ROUNDS, Following, Moment, NodeMoment, Sample
 from rl_swarm.experiments.validate import Finding
 from rl_swarm.progress import ExperimentStatus
+from rl_swarm.text import visible as visible
 
 REFRESH_SECONDS = 2.0
 FRAME_SECONDS = 0.4  # between two pictures of the live view; each costs about 15 ms of a core that the nodes could use
@@ -51,18 +52,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def visible(text: str) -> str:
-    """Text whose control characters (colours, cursor movement, writing direction) are spelt out instead of taking effect."""
-    return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else repr(match[0])[1:-1], text)
-
-
 def one_line(text: str) -> str:
     """A text of any length and shape as a line that can be shown."""
     return visible(re.sub(r"\s*\n\s*", " ⏎ ", text.strip()[:LONGEST_SHOWN]))
 
 
 def status_view(status: ExperimentStatus, now: float) -> Group:
-    """The experiment in one line, its nodes in a table."""
+    """The experiment in one line, its nodes in a table, and who does not listen to whom."""
     head = Text(visible(f"{status.experiment}: {status.status}"))
     if status.round is not None:
         head.append(f", round {status.round}")
@@ -81,7 +77,15 @@ def status_view(status: ExperimentStatus, now: float) -> Group:
             "–" if node.reward is None else f"{node.reward:.3f}",
             ago(node.last_sign, now),
         )
-    return Group(head, table)
+    return Group(head, table, *(Text(line) for line in _mutes(status)))
+
+
+def _mutes(status: ExperimentStatus) -> list[str]:
+    return [
+        visible(f"{node.node_id} has muted {mute.peer} until round {mute.until}: bad files, the last refused as {mute.reason}")
+        for node in status.nodes
+        for mute in node.muted
+    ]
 
 
 def findings_view(findings: list[Finding]) -> Table:

@@ -7,7 +7,7 @@ rounds, and goes on alone when there is no coordinator or no store.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -216,6 +216,7 @@ class Worker:
             "external_wanted": self.settings.external_count,
             "group_size": self.settings.group_size,
             "rejected": dict(self.exchange.rejected),
+            "muted": [asdict(mute) for mute in self.exchange.standings.mutes(number + 1)],
             "policy_version": self.trainer.policy_version,
             "store": dict(self.exchange.store.counts),
             "pending": self.publisher.pending,
@@ -231,6 +232,7 @@ class Worker:
             f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
         self._warn_if_barren(batch, number)
+        self._tell_mutes(number)
 
     def _warn_if_barren(self, batch: Batch, number: int) -> None:
         self._barren = 0 if batch.rollouts else self._barren + 1
@@ -240,6 +242,13 @@ class Worker:
             self.journal.say(
                 f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
                 "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+            )
+
+    def _tell_mutes(self, number: int) -> None:
+        for mute in self.exchange.standings.take_news():
+            self.journal.event("muted", round=number, **asdict(mute))
+            self.journal.say(
+                f"{mute.peer} is muted until round {mute.until}: it keeps sending bad files, the last was refused as {mute.reason}"
             )
 
     def _due(self, number: int) -> bool:

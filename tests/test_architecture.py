@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "rl_swarm"
 
 # A module may import from its own level and from those before it; nothing reaches back.
 LEVELS = [
-    {"errors", "clock", "randomness"},
+    {"errors", "clock", "randomness", "identity", "text"},
     {"document"},
     {"config", "rollout", "store"},
     {

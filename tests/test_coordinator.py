@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_swarm import progress
-from rl_swarm.coordinator import Coordinator, CoordinatorSettings
+from rl_swarm.coordinator import MOST_ASKED, MOST_NAMED, Coordinator, CoordinatorSettings
 from rl_swarm.document import seal
 from rl_swarm.journal import Journal
 from rl_swarm.store.base import Transient
@@ -261,6 +261,38 @@ def test_a_round_is_announced_once_though_the_state_for_people_cannot_be_written
     assert announced(store) == [0, 1, 2]
     rounds_opened = [row for row in progress_events(coordinator) if row["event_type"] == "round_opened"]
     assert len(rounds_opened) == 3
+
+
+def test_thousands_of_made_up_registrations_cost_a_few_reads_at_a_time(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    join(store, *(f"made-up{number}" for number in range(3_000)))
+    for number in range(1_000):
+        store.put(LAYOUT.peer(f"unreadable{number}"), b"{")
+    coordinator = make(store, clock, tmp_path)
+    coordinator._roll_call()
+    assert store.counts["get"] == MOST_ASKED and store.counts["list"] == 1
+    while len(coordinator.workers) < 3_000:
+        coordinator._roll_call()
+    clock.sleep(100.0)
+    coordinator._next_roll_call = clock.monotonic() + 1.0
+    before = store.counts.copy()
+    coordinator._take_signs(set(), 0)
+    assert store.counts["list"] - before["list"] == MOST_ASKED
+    for node_id in coordinator.workers:
+        coordinator.liveness.sign(node_id, "heartbeat", 1)
+    assert len(coordinator._opening(0).live) == MOST_NAMED
+
+
+def test_a_stranger_who_takes_over_writes_no_escape_codes_into_the_console(tmp_path: Path) -> None:
+    clock, said = VirtualClock(), list[str]()
+    store = MemoryStore(clock=clock)
+    coordinator = make(store, clock, tmp_path)
+    coordinator.journal.console = said.append
+    store.put(LAYOUT.round(0), seal(Announcement(0, "\x1b[2Jboss", "s", 99, 0.0, [], [])))
+    coordinator.rounds.survey = lambda: None  # type: ignore[method-assign]
+    assert coordinator.run() == "stood down"
+    assert said == ["coordinator \\x1b[2Jboss has epoch 99, above 1: standing down"]
 
 
 def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from rl_swarm.doctor import machine
 from rl_swarm.doctor.store import FOLDER, PROBE, StoreExam
 from rl_swarm.errors import ConfigError
 from rl_swarm.experiments.validate import Finding, passed, results
+from rl_swarm.identity import load_identity
 from rl_swarm.memory import Device
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.base import Transient
@@ -409,3 +410,15 @@ def test_a_bug_in_the_examination_is_not_hidden() -> None:
 
     with pytest.raises(AssertionError, match="our own bug"):
         exam_of(Broken())
+
+
+def test_the_public_key_is_shown_and_made_if_there_is_none(light: Callable[..., dict[str, Finding]], tmp_path: Path) -> None:
+    assert "identity" not in light()
+    path = tmp_path / "swarm.pem"
+    found = light(SWARM_IDENTITY=str(path))["identity"]
+    assert (found.status, found.detail) == ("ok", f"signs with the public key {load_identity(str(path)).public}")
+    other = light(SWARM_IDENTITY=str(path), SWARM_ALLOWED_KEYS="0" * 64)["identity"]
+    assert other.status == "warning" and "not in SWARM_ALLOWED_KEYS" in other.detail
+    assert light(SWARM_REQUIRE_SIGNATURES="true")["identity"].status == "warning"
+    path.chmod(0o644)
+    assert "chmod 600" in light(SWARM_IDENTITY=str(path))["identity"].detail

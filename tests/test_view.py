@@ -15,6 +15,7 @@ from rl_swarm.experiments.following import Following, Measured, Moment, NodeMome
 from rl_swarm.experiments.validate import Finding
 from rl_swarm.progress import ExperimentStatus, NodeStatus
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.standing import Mute
 from rl_swarm.view import (
     LINE_SECONDS,
     LiveView,
@@ -107,6 +108,12 @@ def hostile_moment() -> Moment:
     return Moment(HOSTILE, 10, 4, 1.0, 0.0, (node,), ((0, 0.5),), sample, sample)
 
 
+def test_status_says_who_has_muted_whom_why_and_until_when() -> None:
+    node = NodeStatus("w1", "worker", "nano", "training", 0.0, 5, 0.5, 0.0, (Mute("evil", "prompt_mismatch", 14),))
+    text = shown(status_view(ExperimentStatus("e", "running", 5, 0.0, (node,)), 0.0))
+    assert "w1 has muted evil until round 14: bad files, the last refused as prompt_mismatch" in text
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_strangers_write_takes_no_effect(terminal: bool) -> None:
     text = shown(live_frame(hostile_moment(), 0.0, 300, 40), width=300, terminal=terminal)
@@ -117,7 +124,7 @@ def test_what_strangers_write_takes_no_effect(terminal: bool) -> None:
 
 
 def test_the_tables_of_other_commands_are_as_careful() -> None:
-    node = NodeStatus(HOSTILE, HOSTILE, "", HOSTILE, None, None, None, None)
+    node = NodeStatus(HOSTILE, HOSTILE, "", HOSTILE, None, None, None, None, (Mute(HOSTILE, HOSTILE, 9),))
     status = ExperimentStatus(HOSTILE, HOSTILE, None, None, (node,))
     for part in (status_view(status, 0.0), findings_view([Finding("logs", "failed", HOSTILE)])):
         assert not {"\x1b", "\u202e"} & set(shown(part, width=400))

@@ -3,8 +3,9 @@
     machine.py   Python, libraries, device, threads, memory against the model, disk, settings
     store.py     the store as a node would use it, and the experiment in it
 
-It trains nothing and changes nothing: what it writes into the store lies under `doctor/` and is deleted again. It always comes to
-an end: libraries are tried in other processes, the store in a thread that is left alone when its time is up.
+It trains nothing and changes nothing: what it writes into the store lies under `doctor/` and is deleted again. Only a key that
+SWARM_IDENTITY names and that is not there is made, so that people see its public half. It always comes to an end: libraries are
+tried in other processes, the store in a thread that is left alone when its time is up.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from rl_swarm import config as configuration
 from rl_swarm.doctor.machine import (
     check_disk,
     check_home,
+    check_identity,
     check_libraries,
     check_memory,
     check_python,
@@ -40,7 +42,7 @@ def examine(
     usable = all(finding.status == "ok" for finding in libraries)
     about_memory, checkpoint_bytes = check_memory(config, workers) if usable else ([_UNKNOWN_MEMORY], None)
     findings = [check_python(), *libraries, *about_memory, check_threads(environment, workers)]
-    findings += [check_home(config, checkpoint_bytes), *check_settings(config), *about_store]
+    findings += [check_home(config, checkpoint_bytes), *check_settings(config), *check_identity(config), *about_store]
     if exam and exam.free_bytes is not None:
         findings.append(check_disk("store's disk", config.store_url, exam.free_bytes, checkpoint_bytes))
     return findings

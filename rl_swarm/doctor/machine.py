@@ -13,6 +13,7 @@ from rl_swarm import __version__
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.experiments.validate import Finding
+from rl_swarm.identity import allowed_keys, load_identity, require_library
 from rl_swarm.memory import Device, assess, gb, this_device, verdict
 
 OLDEST_PYTHON = (3, 10)
@@ -124,6 +125,23 @@ def check_disk(check: str, place: str, free: int, checkpoint_bytes: int | None) 
     if free < checkpoint_bytes:
         return Finding(check, "failed", f"{shown}: make room, or set LORA_RANK, whose checkpoints are small")
     return Finding(check, "warning", f"{shown}: make room") if free < 2 * checkpoint_bytes else Finding(check, "ok", shown)
+
+
+def check_identity(config: Config) -> list[Finding]:
+    """The public key of this node, for whoever keeps a list of them; nothing where nothing is signed."""
+    try:
+        identity = load_identity(config.identity, Path(config.store) if config.store else None) if config.identity else None
+        allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
+        if config.require_signatures:
+            require_library("SWARM_REQUIRE_SIGNATURES")
+    except ConfigError as error:
+        return [Finding("identity", "failed", str(error))]
+    found = [Finding("identity", "ok", f"signs with the public key {identity.public}")] if identity else []
+    if identity and allowed and identity.public not in allowed:
+        found.append(Finding("identity", "warning", "this key is not in SWARM_ALLOWED_KEYS: peers with the same list refuse it"))
+    if (allowed or config.require_signatures) and not identity:
+        found.append(Finding("identity", "warning", "wants signatures of others and signs nothing itself: set SWARM_IDENTITY"))
+    return found
 
 
 def check_settings(config: Config) -> list[Finding]:

@@ -14,6 +14,7 @@ import io
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ from rl_swarm.errors import ConfigError, NotFound
 from rl_swarm.store.base import Store, Transient
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
+NO_DOCUMENT = {  # what a name says that has no readable file behind it, while the store itself is well
+    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO),  # somebody's file, link or socket that is not for us
+}
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
 
 
@@ -104,9 +109,13 @@ class FolderStore(Store):
     def _get(self, key: str, limit: int | None) -> bytes:
         with _passing():
             try:
-                with open(self.root / key, "rb") as file:
+                with open(self.root / key, "rb", opener=_at_once) as file:
+                    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                        raise NotFound(key)
                     return file.read() if limit is None else file.read(limit + 1)
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            except OSError as error:
+                if error.errno not in NO_DOCUMENT:
+                    raise
                 self._check_root()
                 raise NotFound(key) from None
 
@@ -114,7 +123,7 @@ class FolderStore(Store):
         with _passing():
             try:
                 with os.scandir(self.root / folder) as entries:
-                    return sorted(entry.name + "/" * entry.is_dir() for entry in entries if not entry.name.startswith("."))
+                    return sorted(entry.name + "/" * _is_folder(entry) for entry in entries if not entry.name.startswith("."))
             except (FileNotFoundError, NotADirectoryError):
                 self._check_root()
                 return []
@@ -183,6 +192,20 @@ def _passing() -> Iterator[None]:
         yield
     except OSError as error:
         raise Transient(f"Errno {error.errno}, {error.strerror}") from error
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link to itself must not cost the whole listing
+            raise
+        return False
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: a pipe that somebody put under a document's name would wait for a writer for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _fill(file: BinaryIO, source: BinaryIO) -> None:

@@ -2,15 +2,18 @@
 
 Gathering reads the files of the window in an order drawn from the node's generator, until J informative rollouts are known and
 J files were looked into (so that a batch is not all of one peer), or the budget of peers and seconds is spent. Its cost follows
-J, not the number of peers. A peer's bad file is counted, set aside and skipped; one that is not all there yet is looked at again.
-Whether a rollout is true is the business of `verify`, which is an argument.
+J, not the number of peers or of files: peers take turns, each within its quota. A peer's bad file is counted, set aside and
+skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
+once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument.
 """
 
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,12 @@ from rl_swarm.selection import eligible
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.quota import FILES, Allowance
+from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.swarm.standing import Standings
 
 MOST_QUARANTINED = 100
+REMEMBERED = 1 << 14  # texts trained on: two thousand rounds of eight rollouts
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Exchange:
         clock: Clock,
         settings: ExchangeSettings,
         quarantine: Path | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
         self.store = store
         self.layout = layout
@@ -63,20 +71,27 @@ class Exchange:
         self.clock = clock
         self.settings = settings
         self.quarantine = quarantine
+        self.signatures = signatures or Signatures()
         self.counters: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.used: dict[str, int] = {}  # rollout id → its round, for the rounds of the window
+        self.trained: dict[str, None] = {}  # text ids of what was trained on, own or external, newest last
+        self.standings = Standings()
         self.policy_version = 0
         self.verify_seconds = 0.0
         self._outbox: list[Rollout] = []
         self._pool: dict[str, Rollout] = {}
+        self._pool_texts: dict[str, int] = {}  # text id of every rollout in the pool → its round
         self._read: dict[str, int] = {}  # key of every file that needs no second look → its round
+        self._bad: dict[str, int] = {}  # the same of every file that had anything wrong with it
         self._waiting: dict[str, int] = {}  # key of every file that was not all there → its round
 
     # Publishing
 
     def offer(self, rollout: Rollout) -> None:
         """Take one own rollout; with frequency 'generation' it is published at once."""
+        if eligible(rollout, self.settings.choice):
+            self._remember(rollout)  # a peer that sends it back sends nothing new
         if self.settings.frequency == "generation":
             self._publish([rollout], rollout.slot)
         else:
@@ -107,7 +122,8 @@ class Exchange:
             tasks_version=self.settings.tasks_version,
             rollouts=tuple(rollouts),
         )
-        self.publisher.put(self.layout.bundle(first.round, self.settings.node_id, slot, first.stage), encode(bundle))
+        data = self.signatures.sign(encode(bundle), bundle.experiment, bundle.round, bundle.node_id)
+        self.publisher.put(self.layout.bundle(first.round, self.settings.node_id, slot, first.stage), data)
         self.counters["rollouts_published"] += len(rollouts)
 
     # Gathering
@@ -118,17 +134,14 @@ class Exchange:
         if wanted == 0:
             return []
         deadline = self.clock.monotonic() + self.settings.fetch_seconds
-        peers: set[str] = set()
+        allowances: dict[str, Allowance] = defaultdict(partial(Allowance.of_round, wanted))
         looked_into = 0
         try:
-            files = self._unread(round_number)
-            chooser.shuffle(files)
-            for file in files:
+            for file in self._in_turn(self._unread(round_number), max(FILES, wanted), chooser):
                 if self.clock.monotonic() >= deadline or (len(self._pool) >= wanted and looked_into >= wanted):
                     break
-                if file.node_id in peers or len(peers) < self.settings.fetch_peers:
-                    peers.add(file.node_id)
-                    looked_into += self._look_into(file)
+                if not allowances[file.node_id].spent and not self.standings.muted(file.node_id, round_number):
+                    looked_into += self._look_into(file, allowances[file.node_id], round_number)
         except StoreAway:
             self.counters["gather_store_away"] += 1
         return list(self._pool.values())
@@ -136,6 +149,7 @@ class Exchange:
     def mark_used(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:
             self.used[rollout.id] = rollout.round
+            self._remember(rollout)
             self._pool.pop(rollout.id, None)
 
     def take_verify_seconds(self) -> float:
@@ -144,12 +158,25 @@ class Exchange:
         return seconds
 
     def state(self) -> dict[str, Any]:
-        return {"used": dict(self.used), "rejected": dict(self.rejected), "counters": dict(self.counters)}
+        return {
+            "used": dict(self.used),
+            "trained": list(self.trained),
+            "standings": self.standings.state(),
+            "rejected": dict(self.rejected),
+            "counters": dict(self.counters),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.used = dict(state["used"])
+        self.trained = dict.fromkeys(state["trained"])
+        self.standings.restore(state["standings"])
         self.rejected = Counter(state["rejected"])
         self.counters = Counter(state["counters"])
+
+    def _remember(self, rollout: Rollout) -> None:
+        self.trained[rollout.text_id] = None
+        if len(self.trained) > REMEMBERED:
+            del self.trained[next(iter(self.trained))]
 
     def _unread(self, round_number: int) -> list[_File]:
         files = set()
@@ -157,29 +184,48 @@ class Exchange:
             folder = self.layout.rollouts_of(number)
             for name in self.store.list(folder):
                 node_id, key = node_of_file(name), f"{folder}/{name}"
-                if node_id is not None and node_id != self.settings.node_id and key not in self._read:
+                if node_id is None or node_id == self.settings.node_id or self.standings.muted(node_id, round_number):
+                    continue
+                if key not in self._read and key not in self._bad:
                     files.add(_File(key, node_id, number))
         return sorted(files, key=lambda file: file.key)
 
-    def _look_into(self, file: _File) -> bool:
+    def _in_turn(self, files: list[_File], most_files: int, chooser: random.Random) -> list[_File]:
+        """Every peer's first file before anyone's second, so that none crowds out the others with many.
+
+        Peers whose rollouts were good before and all others take turns, so that many made-up names cost those at most half.
+        """
+        chooser.shuffle(files)
+        by_peer: dict[str, list[_File]] = {}
+        for file in files:
+            by_peer.setdefault(file.node_id, []).append(file)
+        peers = sorted(by_peer)
+        chooser.shuffle(peers)  # by themselves: who has most files is not the likelier
+        trusted = [peer for peer in peers if self.standings.trusted(peer)]
+        others = [peer for peer in peers if not self.standings.trusted(peer)]
+        turns = [peer for pair in zip_longest(trusted, others) for peer in pair if peer is not None][: self.settings.fetch_peers]
+        rows = zip_longest(*(by_peer[peer][:most_files] for peer in turns))
+        return [file for row in rows for file in row if file is not None]
+
+    def _look_into(self, file: _File, allowance: Allowance, round_number: int) -> bool:
         """Read one file; True if that cost a read which brought something to judge."""
+        allowance.files -= 1
         try:
             data = self.store.get(file.key, limit=BUNDLE_BYTES, listed=True)
-        except NotFound:  # listed, not there yet
-            self._waiting[file.key] = file.round
-            return False
-        try:
+            allowance.bytes -= len(data)
             bundle = self._open(data, file)
-        except Incomplete:
+        except (NotFound, Incomplete):  # listed, and not there yet, or not all of it
+            allowance.unready -= 1
             self._waiting[file.key] = file.round
             return False
         except BadDocument as error:
             self._set_aside(file, data, error.reason)
+            if self.signatures.owner(file.node_id) is None:  # otherwise it may be anyone's who wants that node muted
+                self.standings.bad(file.node_id, round_number, error.reason)
             return True
         self._read[file.key] = file.round
         self._waiting.pop(file.key, None)
-        for rollout in bundle.rollouts:
-            self._admit(rollout)
+        self._judge(bundle, file, allowance, round_number)
         return True
 
     def _open(self, data: bytes, file: _File) -> Bundle:
@@ -190,30 +236,57 @@ class Exchange:
             raise BadDocument("unverifiable", "no question that can be regenerated") from None
         if (bundle.experiment, bundle.node_id, bundle.round) != (self.layout.experiment_name, file.node_id, file.round):
             raise BadDocument("misplaced", f"{bundle.experiment}/{bundle.round}/{bundle.node_id} lies at {file.key}")
+        self.signatures.check(data, bundle.experiment, bundle.round, bundle.node_id)
         return bundle
 
-    def _admit(self, rollout: Rollout) -> None:
+    def _judge(self, bundle: Bundle, file: _File, allowance: Allowance, round_number: int) -> None:
+        """Take what is good of a file; the file is bad for its peer's standing if anything in it is."""
+        refused, verified = "", 0
+        for rollout in bundle.rollouts:
+            if allowance.checked_enough:
+                self.rejected["over_quota"] += 1
+                refused = refused or ("slow_to_check" if allowance.seconds <= 0 else "")
+                continue
+            try:
+                verified += self._admit(rollout, allowance)
+            except BadRollout as error:
+                self.rejected[error.reason] += 1
+                refused = error.reason
+        if refused:
+            self._bad[file.key] = file.round
+            self.standings.bad(bundle.node_id, round_number, refused)
+        elif verified:
+            self.standings.good(bundle.node_id)
+
+    def _admit(self, rollout: Rollout, allowance: Allowance) -> bool:
+        """Verify one rollout and keep it if it is of use; False if there was nothing new to verify."""
         if rollout.id in self.used or rollout.id in self._pool:
-            return
+            return False
+        text_id = rollout.text_id
+        if text_id in self.trained or text_id in self._pool_texts:
+            self.rejected["replayed"] += 1  # no fault: who copied whom cannot be told
+            return False
         self.counters["rollouts_seen"] += 1
+        allowance.rollouts -= 1
         began = self.clock.monotonic()
         try:
             if not GROUP_LIMITS[0] <= len(rollout.completions) <= GROUP_LIMITS[1]:
                 raise BadRollout("group_size", str(len(rollout.completions)))
             verified = self.verify(rollout)
-        except BadRollout as error:
-            self.rejected[error.reason] += 1
-            return
         finally:
-            self.verify_seconds += self.clock.monotonic() - began
+            seconds = self.clock.monotonic() - began
+            self.verify_seconds += seconds
+            allowance.seconds -= seconds
         if eligible(verified, self.settings.choice):
             self._pool[verified.id] = verified
+            self._pool_texts[text_id] = verified.round
         else:
             self.counters["uninformative"] += 1
+        return True
 
     def _set_aside(self, file: _File, data: bytes, reason: str) -> None:
         self.rejected[reason] += 1
-        self._read[file.key] = file.round
+        self._bad[file.key] = file.round
         self._waiting.pop(file.key, None)
         if self.quarantine is None:
             return
@@ -225,10 +298,13 @@ class Exchange:
     def _forget(self, oldest: int) -> None:
         """Drop what has left the window, so that memory does not grow; a file that never became whole is counted now."""
         self.rejected.update("incomplete" for number in self._waiting.values() if number < oldest)
-        self.used = {rollout_id: number for rollout_id, number in self.used.items() if number >= oldest}
-        self._waiting = {key: number for key, number in self._waiting.items() if number >= oldest}
+        self.used, self._waiting, self._bad = (_since(oldest, each) for each in (self.used, self._waiting, self._bad))
         if self.settings.cache:
-            self._read = {key: number for key, number in self._read.items() if number >= oldest}
+            self._read, self._pool_texts = _since(oldest, self._read), _since(oldest, self._pool_texts)
             self._pool = {rollout_id: rollout for rollout_id, rollout in self._pool.items() if rollout.round >= oldest}
         else:
-            self._read, self._pool = {}, {}
+            self._read, self._pool, self._pool_texts = {}, {}, {}
+
+
+def _since(oldest: int, rounds: dict[str, int]) -> dict[str, int]:
+    return {name: number for name, number in rounds.items() if number >= oldest}

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from rl_swarm.clock import Clock
 from rl_swarm.config import Config, shared_settings
-from rl_swarm.document import SCHEMA, seal, unseal
+from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import ConfigError, Incomplete, NotFound
 from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store
@@ -30,7 +30,7 @@ class Experiment(msgspec.Struct, frozen=True):
 def read(store: Store, layout: Layout) -> Experiment | None:
     """The experiment's settings, or None while they are not there, or not all of them."""
     try:
-        return unseal(store.get(layout.experiment), Experiment)
+        return unseal(store.get(layout.experiment, limit=SMALL_BYTES), Experiment)
     except (NotFound, Incomplete):
         return None
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import SCHEMA, seal, unseal
+from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, sequence_of_file
@@ -48,7 +48,7 @@ def register(store: Store, layout: Layout, registration: Registration) -> Regist
 
 def read_registration(store: Store, layout: Layout, node_id: str) -> Registration | None:
     try:
-        found = unseal(store.get(layout.peer(node_id)), Registration)
+        found = unseal(store.get(layout.peer(node_id), limit=SMALL_BYTES), Registration)
     except (NotFound, BadDocument):
         return None
     return found if found.peer_id == node_id else None
@@ -65,7 +65,7 @@ def newest_heartbeat(store: Store, layout: Layout, node_id: str) -> int | None:
 
 def read_heartbeat(store: Store, layout: Layout, node_id: str, sequence: int) -> Heartbeat | None:
     try:
-        return unseal(store.get(layout.heartbeat(node_id, sequence)), Heartbeat)
+        return unseal(store.get(layout.heartbeat(node_id, sequence), limit=SMALL_BYTES), Heartbeat)
     except (NotFound, BadDocument):
         return None
 

@@ -118,7 +118,7 @@ class Rounds:
 
     def read_current(self) -> CurrentState | None:
         try:
-            return unseal(self.store.get(self.layout.current_state), CurrentState)
+            return unseal(self.store.get(self.layout.current_state, limit=SMALL_BYTES), CurrentState)
         except (NotFound, BadDocument):
             return None
 
@@ -134,7 +134,7 @@ def submitted(store: Store, layout: Layout, number: int) -> set[str]:
 
 def read_reward(store: Store, layout: Layout, number: int, node_id: str) -> Reward | None:
     try:
-        return unseal(store.get(layout.reward(number, node_id)), Reward)
+        return unseal(store.get(layout.reward(number, node_id), limit=SMALL_BYTES), Reward)
     except (NotFound, BadDocument):
         return None
 

@@ -1,0 +1,87 @@
+"""What a node thinks of its peers, from the files it has read of them: whose rollouts were good, and who is muted for a while.
+
+A bad file is a fault, two good files make up for one. A peer with three faults is not read for some rounds, and for twice as many
+each further time; a mute ends by itself. It is this node's own opinion: peers may read it in the metrics, and need not share it.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+FAULT = 2  # what a good file makes up for is 1
+MOST_FAULTS = 3 * FAULT
+FIRST_MUTE_ROUNDS = 8
+LONGEST_MUTE_ROUNDS = 256
+MOST_PEERS = 2048  # remembered: whoever was not read for longest is forgotten first
+MOST_TOLD = 20  # mutes in one row of metrics
+
+
+@dataclass
+class Standing:
+    """`until` is the first round in which a muted peer is read again; `reason` is what its last bad file was refused for."""
+
+    good: bool = False
+    faults: int = 0
+    mutes: int = 0
+    until: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Mute:
+    peer: Annotated[str, Meta(max_length=64)]
+    reason: Annotated[str, Meta(max_length=64)]
+    until: Annotated[int, Meta(ge=0, lt=10**15)]
+
+
+class Standings:
+    def __init__(self) -> None:
+        self._peers: dict[str, Standing] = {}  # whoever was read last is last
+        self._news: list[Mute] = []
+
+    def muted(self, peer: str, round_number: int) -> bool:
+        return peer in self._peers and round_number < self._peers[peer].until
+
+    def trusted(self, peer: str) -> bool:
+        """Whether the last file of this peer that could be judged was good."""
+        return peer in self._peers and self._peers[peer].good
+
+    def good(self, peer: str) -> None:
+        standing = self._touch(peer)
+        standing.good = True
+        standing.faults = max(0, standing.faults - 1)
+        if standing.faults == 0:
+            standing.mutes = 0
+
+    def bad(self, peer: str, round_number: int, reason: str) -> None:
+        standing = self._touch(peer)
+        standing.good, standing.reason = False, reason
+        standing.faults += FAULT
+        if standing.faults >= MOST_FAULTS:
+            standing.until = round_number + 1 + min(FIRST_MUTE_ROUNDS * 2**standing.mutes, LONGEST_MUTE_ROUNDS)
+            standing.mutes += 1
+            standing.faults = MOST_FAULTS - FAULT  # after the mute, the next bad file is enough
+            self._news.append(Mute(peer, reason, standing.until))
+
+    def mutes(self, round_number: int) -> list[Mute]:
+        """Who is muted in this round, the newest first, at most MOST_TOLD of them."""
+        found = [Mute(peer, each.reason, each.until) for peer, each in self._peers.items() if round_number < each.until]
+        return found[-MOST_TOLD:][::-1]
+
+    def take_news(self) -> list[Mute]:
+        """Mutes that began since last asked."""
+        news, self._news = self._news, []
+        return news
+
+    def state(self) -> dict[str, Any]:
+        return {peer: asdict(standing) for peer, standing in self._peers.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._peers = {peer: Standing(**fields) for peer, fields in state.items()}
+
+    def _touch(self, peer: str) -> Standing:
+        self._peers[peer] = self._peers.pop(peer, Standing())
+        if len(self._peers) > MOST_PEERS:
+            del self._peers[next(iter(self._peers))]
+        return self._peers[peer]
