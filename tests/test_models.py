@@ -204,6 +204,16 @@ def test_lora_trains_adapters_alone(architecture: str, request: pytest.FixtureRe
     assert all(torch.equal(again.get_parameter(name), value) for name, value in trained.items()), "and start the same"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_weights_are_mapped_not_copied_so_that_nodes_of_a_machine_share_what_none_of_them_changes(llama_folder: Path) -> None:
+    model = load(str(llama_folder), cpu_only=True, lora_rank=4).model
+    mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(llama_folder) in line]
+    spans = [(int(first, 16), int(end, 16)) for first, end in mapped]
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    assert frozen
+    assert all(any(first <= parameter.data_ptr() < end for first, end in spans) for parameter in frozen)
+
+
 def test_lora_without_peft_says_what_to_install(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     assert "pip install 'rl-swarm[lora]'" in refusal(llama_folder, lora_rank=4)

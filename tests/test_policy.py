@@ -99,14 +99,41 @@ def test_completions_say_how_they_ended(architecture: str) -> None:
         assert completion.text == made.tokenizer.decode(spoken, skip_special_tokens=True)
 
 
-def test_sampling_follows_the_model() -> None:
-    """The first token's frequencies are its probabilities."""
-    made = policy(wide=0.4, max_new_tokens=1)
-    (group,) = made.answer(QUESTIONS[:1], 4000, 5)
-    with torch.no_grad():
-        probs = made.model(input_ids=torch.tensor([made.prompt_ids(QUESTIONS[0].prompt)])).logits[0, -1].softmax(-1)
-    counts = torch.bincount(torch.tensor([done.token_ids[0] for done in group]), minlength=len(probs))
-    torch.testing.assert_close(counts / 4000, probs, rtol=0, atol=0.03)
+def ranks(made: Policy, groups: list[tuple[Completion, ...]], temperature: float) -> torch.Tensor:
+    """Where each sampled token fell in the cumulative distribution, likely tokens first, that the model alone gives it, without
+    cache or other prompts: uniform between 0 and 1 if every token was drawn from that distribution, given those before it."""
+    inside, found = torch.Generator().manual_seed(7), []
+    for question, group in zip(QUESTIONS, groups, strict=True):
+        prompt = made.prompt_ids(question.prompt)
+        ids_GS = torch.tensor([prompt + list(done.token_ids) for done in group])
+        with torch.no_grad():
+            probs_GTV = (made.model(input_ids=ids_GS).logits[:, len(prompt) - 1 : -1] / temperature).double().softmax(-1)
+        sorted_GTV, order_GTV = probs_GTV.sort(-1, descending=True)
+        place_GT1 = (order_GTV == ids_GS[:, len(prompt) :, None]).int().argmax(-1, keepdim=True)
+        upper_GT, share_GT = (each.gather(-1, place_GT1)[..., 0] for each in (sorted_GTV.cumsum(-1), sorted_GTV))
+        found.append(upper_GT - share_GT * torch.rand(share_GT.shape, generator=inside, dtype=torch.float64))
+    return torch.cat([each.flatten() for each in found])
+
+
+def distance_from_uniform(values_N: torch.Tensor) -> float:
+    """Kolmogorov-Smirnov's, times the root of the number of values: above 1.63 once in a hundred times if they are uniform."""
+    steps_N = torch.arange(1, len(values_N) + 1, dtype=torch.float64) / len(values_N)
+    return (values_N.sort().values - steps_N).abs().max().item() * len(values_N) ** 0.5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tokens_are_drawn_from_the_distribution_of_the_model_alone(architecture: str, packed: bool, temperature: float) -> None:
+    made = policy(architecture, max_new_tokens=5, temperature=temperature)
+    decoder = made.decoder if packed else None
+    assert decoder is not None or not packed
+    made._sampler = replace(made._sampler, decoder=decoder, end_ids=frozenset())
+    groups = answers(made, seed=5, group_size=400)
+    found = ranks(made, groups, temperature)
+    assert len(found) == 3 * 400 * 5
+    assert distance_from_uniform(found) < 1.63
+    assert distance_from_uniform(ranks(made, groups, temperature * 0.9)) > 1.63, "the test would not see a wrong distribution"
 
 
 def test_dropout_is_off() -> None:
