@@ -98,8 +98,8 @@ def test_pilot_seeds_are_never_reported() -> None:
 def test_the_table_has_eight_paired_seeds_of_the_two_arms_that_matter_and_three_of_the_others() -> None:
     cells = cells_of(NANO, arms_of(NANO), NANO.settings)
     seeds = {name: [each.seed for each in cells if each.arm.name == name] for name in ("8/0", "6/2", "4/4", "2/6")}
-    assert seeds["8/0"] == seeds[NANO.best] == list(range(1, 9))
-    assert all(found == [1, 2, 3] for name, found in seeds.items() if name not in ("8/0", NANO.best))
+    assert seeds["8/0"] == seeds[NANO.best] == list(range(9, 17))
+    assert all(found == [9, 10, 11] for name, found in seeds.items() if name not in ("8/0", NANO.best))
     assert {each.arm.name for each in cells[:16]} == {"8/0", NANO.best}, "pairs come first"
     assert len({each.id for each in cells}) == len(cells)
 
@@ -162,6 +162,7 @@ def test_the_horizon_is_where_the_baseline_reaches_its_plateau() -> None:
     assert horizon([rising, rising]) == 110
     assert horizon([[0.5] * 40]) == 10
     assert horizon([[number / 40 for number in range(40)]]) == 40, "one that never stops rising takes all there is"
+    assert horizon([[*rising[:190], *[1.2] * 10]]) == 110, "a lucky streak at the end is not the plateau"
 
 
 def test_what_the_plan_governs_cannot_be_set_by_hand() -> None:
