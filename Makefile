@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 TRL_VENV := .venv-trl
 TRL_READY := $(TRL_VENV)/ready
+GENRL_VENV := .venv-genrl
+GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
 .PHONY: help setup demo test test-slow check format lock bench bench-check soak reliability readme
@@ -40,7 +42,7 @@ format: $(READY) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) $(TRL_READY) ## Measure against TRL and alone, and write docs/performance.md (about 20 minutes, on an idle machine)
+bench: $(READY) $(TRL_READY) $(GENRL_READY) ## Measure against TRL, GenRL and alone, and write docs/performance.md (about half an hour, on an idle machine)
 	$(BIN)/python -m benchmarks.exchange
 	$(BIN)/python -m benchmarks.workers
 	$(BIN)/python -m benchmarks.growth
@@ -53,6 +55,13 @@ bench-check: $(READY) ## Fail where a ratio measured by make bench is worse than
 $(TRL_READY): pyproject.toml $(CONSTRAINTS) constraints/trl.txt
 	@$(TRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(TRL_VENV); $(PYTHON) -m venv $(TRL_VENV); }
 	@$(TRL_VENV)/bin/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/trl.txt) -e . trl
+	@touch $@
+
+# GenRL without its dependencies: it asks for hivemind, which its trainer does not import, and for transformers before 5.
+$(GENRL_READY): constraints/torch.txt constraints/genrl.txt
+	@$(GENRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(GENRL_VENV); $(PYTHON) -m venv $(GENRL_VENV); }
+	@$(GENRL_VENV)/bin/pip install -q --disable-pip-version-check -c constraints/torch.txt -c constraints/genrl.txt torch transformers datasets tensorboard wandb
+	@$(GENRL_VENV)/bin/pip install -q --disable-pip-version-check --no-deps -c constraints/genrl.txt gensyn-genrl
 	@touch $@
 
 soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow

@@ -63,9 +63,11 @@ def _head() -> str:
     return """# Performance
 
 Written by `make bench`; the figures are in `bench-results/`. Seconds are of one machine and one run: trust the ratios. A round is G
-completions for each of I questions and one update over them, at equal work for both sides: the same model file in fp32, prompts of
+completions for each of I questions and one update over them, at equal work for all sides: the same model file in fp32, prompts of
 the same length, completions of exactly the given length, rewards by which every group is informative, no external rollouts. TRL
-runs at the micro-batch size that was fastest for it. The two take turns, each in a process of its own."""
+runs at the micro-batch size that was fastest for it; GenRL, which has none, trains on all completions at once, on tokens made anew
+from their text and cut at the given length: with SmolLM2 that took more than 13 GB, so it is here with nano only. They take turns, each
+in a process of its own."""
 
 
 def _promises(results: dict[str, Any]) -> str:
@@ -78,7 +80,7 @@ def _promises(results: dict[str, Any]) -> str:
 
 def _rounds(rounds: dict[str, Any]) -> str:
     lines = [
-        "## A round, against TRL's GRPOTrainer",
+        "## A round, against TRL's GRPOTrainer and GenRL",
         "",
         "| | round | generate | update | tokens/s | peak memory |",
         "|---|---:|---:|---:|---:|---:|",
@@ -89,16 +91,17 @@ def _rounds(rounds: dict[str, Any]) -> str:
             f"| **{name}**, {work['questions']} × {work['group_size']} completions of {work['new_tokens']} tokens, "
             f"prompts of {work['prompt_tokens']} | | | | | |"
         )
-        for side, label in (("ours", "this project"), ("trl", f"TRL, micro-batches of {result['trl_micro_batch']}")):
-            row = result[side]
-            lines.append(
-                f"| {label} | {row['seconds']:.3f} s | {row['generate']:.3f} s | {row['update']:.3f} s | {row['tokens_per_s']:.0f} "
-                f"| {row['peak_bytes'] / GIGABYTE:.2f} GB |"
-            )
-        lines.append(
-            f"| ratio | **{result['ratio']:.3f}** | {result['ratio_generate']:.3f} | {result['ratio_update']:.3f} | "
-            f"| {result['ours']['peak_bytes'] / result['trl']['peak_bytes']:.3f} |"
-        )
+        lines += [
+            _round("this project", result["ours"]),
+            _round(f"TRL, micro-batches of {result['trl_micro_batch']}", result["trl"]),
+        ]
+        lines.append(_ratio("ratio to TRL", result, result["ours"], result["trl"]))
+        theirs = result.get("genrl", {})
+        if "failed" in theirs:
+            lines.append(f"| GenRL | {theirs['failed']} | | | | |")
+        elif theirs:
+            lines.append(_round(f"GenRL, {theirs['tokens_trained']:.0f} of {theirs['tokens']:.0f} tokens trained on", theirs))
+            lines.append(_ratio("ratio to GenRL", theirs, result["ours"], theirs))
     own = rounds["smollm2"]["ours"]
     shares = [f"{100 * own[key]:.0f} %" for key in ("generate_share", "update_share", "share")]
     lines += [
@@ -107,6 +110,20 @@ def _rounds(rounds: dict[str, Any]) -> str:
         f"packed form needs, SmolLM2's generation reached {shares[0]} of it, the update {shares[1]}, the whole round {shares[2]}.",
     ]
     return "\n".join(lines)
+
+
+def _round(label: str, row: dict[str, Any]) -> str:
+    return (
+        f"| {label} | {row['seconds']:.3f} s | {row['generate']:.3f} s | {row['update']:.3f} s | {row['tokens_per_s']:.0f} "
+        f"| {row['peak_bytes'] / GIGABYTE:.2f} GB |"
+    )
+
+
+def _ratio(label: str, ratios: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    return (
+        f"| {label} | **{ratios['ratio']:.3f}** | {ratios['ratio_generate']:.3f} | {ratios['ratio_update']:.3f} | "
+        f"| {ours['peak_bytes'] / theirs['peak_bytes']:.3f} |"
+    )
 
 
 def _workers(workers: dict[str, Any]) -> str:
