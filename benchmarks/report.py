@@ -66,8 +66,8 @@ Written by `make bench`; the figures are in `bench-results/`. Seconds are of one
 completions for each of I questions and one update over them, at equal work for all sides: the same model file in fp32, prompts of
 the same length, completions of exactly the given length, rewards by which every group is informative, no external rollouts. TRL
 runs at the micro-batch size that was fastest for it; GenRL, which has none, trains on all completions at once, on tokens made anew
-from their text and cut at the given length: with SmolLM2 that took more than 13 GB, so it is here with nano only. They take turns, each
-in a process of its own."""
+from their text and cut at the given length: with SmolLM2 that took more than 13 GB, so it is here with nano only. They take
+turns, each in a process of its own."""
 
 
 def _promises(results: dict[str, Any]) -> str:
