@@ -8,7 +8,8 @@ was told: a gather that was lied to may come back short, one that was not may no
     handed_over every document that the spool accepted is in the store, whole
     heard       what lies in the window is found by who looks for it, or that it was not is reported
     twice       no weights contain an external rollout twice, or one round twice
-    waiting     no node waits longer than its patience, and none for ever
+    waiting     no node waits longer than its patience, and none for ever; a round is closed at the first look that comes an
+                interval after its first reward was seen, whoever is missing
     resumed     a node that comes back is what its newest checkpoint says it was
     achieved    the journal says exactly what was trained on
     retention   nothing is removed that a window still needs
@@ -64,6 +65,8 @@ class Life:
     began_at: int | None = None
     recorded: bool = True
     opened: int = -1
+    first_reward: float | None = None  # when a coordinator first saw one for the round that it keeps open
+    overdue: bool = False
     frozen: float = 0.0
     killed: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -271,6 +274,8 @@ class Witness:
         self.lives.setdefault(life.node_id, []).append(life)
         _wrap(coordinator, "_begin", lambda begin: self._beginning(life, store, begin))
         _wrap(coordinator, "_announce", lambda announce, wanted: self._announcing(life, coordinator, announce, wanted))
+        _wrap(coordinator, "_keep_open", lambda keep_open, number: self._keeping_open(life, keep_open, number))
+        _wrap(coordinator, "_waiting_for", lambda waiting_for, *rest: self._looking(life, waiting_for, *rest))
 
     def _beginning(self, life: Life, store: DriveFromHell, begin: Callable[[], int]) -> int:
         lies = store.lies
@@ -297,6 +302,17 @@ class Witness:
             self.note(life.node_id, f"round {number} is open")
         life.opened = max(life.opened, number)
         return number
+
+    def _keeping_open(self, life: Life, keep_open: Callable[[int], int], number: int) -> int:
+        life.first_reward, life.overdue = None, False
+        return keep_open(number)
+
+    def _looking(self, life: Life, waiting_for: Callable[..., str], done: set[str], *seconds: float | None) -> str:
+        """The end of a look at which the store answered all that was asked; it is the last of its round if that is overdue."""
+        self.check("waiting", not life.overdue, life.node_id, f"keeps round {life.opened} open an interval after its first reward")
+        life.first_reward = self.baton.now if life.first_reward is None and done else life.first_reward
+        life.overdue = life.first_reward is not None and self.baton.now - life.first_reward >= self.interval
+        return waiting_for(done, *seconds)
 
     # What befell them
 

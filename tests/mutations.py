@@ -14,7 +14,7 @@ from rl_swarm import coordinator as coordinator_module
 from rl_swarm import worker as worker_module
 from rl_swarm.coordinator import Coordinator
 from rl_swarm.document import seal
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import BadDocument, StoreAway
 from rl_swarm.measures import batch_figures
 from rl_swarm.store.base import Store
 from rl_swarm.swarm import pace as pace_module
@@ -135,8 +135,27 @@ def half_a_file_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Exchange, "_look_into", look_into)
 
 
+def bad_file_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Exchange._open
+
+    def opened(self: Exchange, data: bytes, file: Any) -> Any:
+        try:
+            return original(self, data, file)
+        except BadDocument as error:
+            raise ValueError("cannot read a peer's file") from error
+
+    monkeypatch.setattr(Exchange, "_open", opened)
+
+
 def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "PATIENCE_INTERVALS", float("inf"))
+
+
+def coordinator_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waiting_for(self: Coordinator, done: set[str], open_seconds: float, since_first: float | None) -> str:
+        return ", ".join(sorted(self.workers - done)) or ("" if done else "workers")
+
+    monkeypatch.setattr(Coordinator, "_waiting_for", waiting_for)
 
 
 def used_rollouts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +248,13 @@ MUTATIONS = [
     Mutation(
         "half_a_file_set_aside", "a file that is not all there yet is never read", half_a_file_is_set_aside, frozenset({"heard"})
     ),
+    Mutation(
+        "bad_file_ends_the_run", "a peer's file that cannot be read ends the run", bad_file_ends_the_run, frozenset({"outcome"})
+    ),
     Mutation("endless_wait", "workers wait for the coordinator for ever", endless_wait, frozenset({"waiting"})),
+    Mutation(
+        "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"})
+    ),
     Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"})),
     Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"})),
     Mutation("checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"})),

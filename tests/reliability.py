@@ -4,7 +4,8 @@
     python -m tests.reliability --processes    write only the table of real processes anew
 
 The process tests (pytest -m '' tests/test_process_faults.py) record what a swarm survived in the file that RELIABILITY_RECORD
-names; from there it comes to the page. Without it the page keeps what it says of them.
+names; from there it comes to the page. Without it the page keeps what it says of them. The long run writes its own section
+(python -m tests.soak --page), which is kept here as it is.
 
 Names, numbers of seeds and planned faults are the same on every machine and checked by `make test`; how often a habit was met
 changes with the code and is a record of the last writing.
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,7 @@ NODE_FAULTS = {
     "crash": "meets a bug of our own, and is started again",
 }
 PROCESS_HEADING = "## Real processes"
+SOAK_HEADING = "## A long run"
 PROCESS_FAULTS = {
     "kill_a_worker": "SIGKILL of a worker",
     "kill_the_coordinator": "SIGKILL of the coordinator",
@@ -94,6 +97,7 @@ def structure(seeds: range) -> list[str]:
         *(f"| `{name}` |" for name in INVARIANTS),
         *(f"| {mutation.what} |" for mutation in MUTATIONS),
         *(f"| {meaning} |" for meaning in PROCESS_FAULTS.values()),
+        SOAK_HEADING,
     ]
 
 
@@ -134,7 +138,6 @@ def page(seeds: range, told: Counter[str], checks: Counter[str], caught: dict[st
 
 def process_table(processes: Counter[str]) -> list[str]:
     return [
-        PROCESS_HEADING,
         "`tests/test_process_faults.py`: a coordinator and three workers on a folder, at seeded random moments. Each time everyone",
         "ended by itself at the last round, every document could be read, every reward stood once, and no external rollout was",
         "trained on twice. A node that is alone ended with the same weights as one that was never killed.",
@@ -149,14 +152,16 @@ def process_table(processes: Counter[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    from tests.test_simulation import FAST, first_objection, run_all
-
     path = Path(os.environ.get(RECORD, os.devnull))
     processes: Counter[str] = Counter(json.loads(path.read_text()) if path.is_file() else recorded())
-    if arguments == ["--processes"]:
-        before, _, _ = PAGE.read_text().partition(PROCESS_HEADING)
-        PAGE.write_text(before + "\n".join(process_table(processes)) + "\n")
-        return
+    if arguments != ["--processes"]:
+        _write_simulations()
+    write_section(PROCESS_HEADING, process_table(processes))
+
+
+def _write_simulations() -> None:
+    from tests.test_simulation import FAST, first_objection, run_all
+
     problems, told, checks = run_all(FAST)
     if problems:
         raise SystemExit("\n".join(problems))
@@ -164,7 +169,25 @@ def main(arguments: list[str]) -> None:
     for mutation in MUTATIONS:
         with pytest.MonkeyPatch.context() as monkeypatch:
             caught[mutation.name] = first_objection(mutation, monkeypatch)
-    PAGE.write_text(page(FAST, told, checks, caught) + "\n".join(process_table(processes)) + "\n")
+    long_run = section(SOAK_HEADING)
+    PAGE.write_text(page(FAST, told, checks, caught))
+    write_section(SOAK_HEADING, long_run)
+
+
+def section(heading: str) -> list[str]:
+    """The lines that the page has under a heading; none if it has no such heading."""
+    lines = (PAGE.read_text() if PAGE.exists() else "").splitlines()
+    found = lines[lines.index(heading) + 1 :] if heading in lines else []
+    ends = next((place for place, line in enumerate(found) if line.startswith("## ")), len(found))
+    return found[:ends]
+
+
+def write_section(heading: str, lines: Sequence[str]) -> None:
+    """Put lines under a heading, in place of what stands there, or at the end."""
+    before, _, after = PAGE.read_text().partition(f"{heading}\n")
+    _, following, rest = after.partition("\n## ")
+    parts = (before.rstrip(), "\n".join([heading, *lines]).rstrip(), (following.lstrip() + rest).rstrip())
+    PAGE.write_text("\n\n".join(filter(None, parts)) + "\n")
 
 
 def recorded() -> dict[str, int]:

@@ -1,9 +1,10 @@
 """A long run of stand-in workers in real processes: memory, open files and store operations a round must not grow.
 
-    python -m tests.soak [--minutes 15] [--workers 16]
+    python -m tests.soak [--minutes 15] [--workers 16] [--page]
 
 It prints a table by stretch of the run and exits 1 if the last stretch is above the first by more than the allowance. The first
-part of the run is left out: processes warm up. It measures leaks, not speed: how many rounds pass depends on the machine.
+part of the run is left out: processes warm up. It measures leaks, not speed: how many rounds pass depends on the machine. With
+`--page` a run that is flat goes to docs/reliability.md.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from tests.processes import LocalSwarm
+from tests.reliability import SOAK_HEADING, write_section
 
 STRETCHES = 5  # of which the first is for warming up
 SAMPLES_A_STRETCH = 12
@@ -105,20 +107,32 @@ def growth(stretches: list[Stretch]) -> list[str]:
     return problems
 
 
-def table(stretches: list[Stretch]) -> str:
-    lines = ["stretch  seconds  rounds  memory MB  open files  operations a round"]
+def table(stretches: list[Stretch]) -> list[str]:
+    lines = ["| stretch | seconds | rounds | memory, MB | open files | operations a round |", "|---|---|---|---|---|---|"]
     for number, each in enumerate(stretches):
-        operations = "-" if each.operations is None else f"{each.operations:.1f}"
-        warm = "  (warming up)" if number == 0 else ""
-        figures = f"{each.seconds:7.0f}  {each.rounds:6}  {each.memory_mb:9.1f}  {each.open_files:10.1f}  {operations:>18}"
-        lines.append(f"{number:7}  {figures}{warm}")
-    return "\n".join(lines)
+        operations = "–" if each.operations is None else f"{each.operations:.1f}"
+        name = "warming up" if number == 0 else str(number)
+        figures = f"{each.seconds:.0f} | {each.rounds} | {each.memory_mb:.1f} | {each.open_files:.1f} | {operations}"
+        lines.append(f"| {name} | {figures} |")
+    return lines
+
+
+def page_section(stretches: list[Stretch], workers: int) -> list[str]:
+    return [
+        f"`make soak`: a coordinator and {workers} stand-in workers as real processes on a folder. Memory and open files",
+        "are means over the processes, operations on the store are of one worker; none may grow from the first stretch to",
+        "the last.",
+        "",
+        *table(stretches),
+        "",
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run stand-in workers for long, and fail if they grow.")
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--page", action="store_true")
     chosen = parser.parse_args(arguments)
     workers = [f"w{number}" for number in range(chosen.workers)]
     with tempfile.TemporaryDirectory() as folder:
@@ -135,8 +149,10 @@ def main(arguments: list[str] | None = None) -> int:
             stretches = soak(swarm, workers, chosen.minutes)
         finally:
             swarm.close()
-    print(table(stretches))
+    print(*table(stretches), sep="\n")
     problems = growth(stretches)
+    if chosen.page and not problems:
+        write_section(SOAK_HEADING, page_section(stretches, chosen.workers))
     print(*(problems or ["flat: memory, open files and operations a round"]), sep="\n")
     return 1 if problems else 0
 

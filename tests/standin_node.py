@@ -1,6 +1,8 @@
 """A node in a real process: the shipped loops and assembly, with stand-ins for what learns.
 
-python -m tests.standin_node    (settings come from the environment; STANDIN_SECONDS is how long a round's answers take)
+    python -m tests.standin_node
+
+Settings come from the environment; STANDIN_SECONDS is how long a round's answers take.
 """
 
 import os

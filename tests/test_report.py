@@ -281,7 +281,35 @@ def test_a_round_done_again_and_foreign_rows_count_once_and_not_at_all(run: Samp
     path = Raw(run).root / "logs" / "w1" / "metrics.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[4], '{"round": 16, "reward": NaN}', '{"round": "x"}', "[]"]) + "\n")
-    assert summarise(run.store, LAYOUT) == expected
+    found = summarise(run.store, LAYOUT)
+    assert replace(found, damaged=()) == expected
+    [damaged] = found.damaged
+    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 3} lines are none that a node writes"
+
+
+def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> None:
+    expected = summarise(run.store, LAYOUT)
+    assert expected.damaged == ()
+    root = Raw(run).root
+    deep = "[" * 100_000
+    (root / "experiment.json").write_text("{}")
+    (root / "peers" / "w2.json").write_text("{")
+    (root / "logs" / "w1" / "system_info.json").write_text(deep)
+    (root / "logs" / "w3" / "system_info.json").write_text("7")
+    with (root / "logs" / "w1" / "training_events.jsonl").open("a") as events:
+        events.write('{"event_type": "evaluation", "data": {"round": 1, "held_out": 7}}\n' + deep + "\n")
+    found = summarise(run.store, LAYOUT)
+    assert [each.partition(": ")[0].removeprefix(f"{LAYOUT.root}/") for each in found.damaged] == [
+        "peers/w2.json",
+        "logs/w1/training_events.jsonl",
+        "experiment.json",
+        "logs/w1/system_info.json",
+        "logs/w3/system_info.json",
+    ]
+    assert found.rewards == {node: points for node, points in expected.rewards.items() if node != "w2"}
+    assert len(found.evaluations) == len(expected.evaluations) and found.settings == {}
+    assert all(each in card_of(found, []) for each in found.damaged)
+    assert "Damaged files" in make_page(found, [], b"", b"") and "Damaged files" not in make_page(expected, [], b"", b"")
 
 
 def test_uses_are_credited_to_registered_peers_only(run: SampleRun) -> None:

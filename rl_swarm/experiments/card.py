@@ -18,6 +18,7 @@ from rl_swarm.experiments.summary import Change, NodeSummary, Summary
 from rl_swarm.view import duration, one_line, visible
 
 NOTHING = "–"
+DAMAGED = "Damaged files, which are not or not all in these figures"
 TITLE = "bold cyan"
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -105,6 +106,7 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
         Section("What was learnt", tuple(_learnt(summary))),
         Section("Reward of each node before and after, what it gave and got", tuple(_shared(summary))),
         *([Section("One question, before and after", tuple(_example(examples)))] if examples else []),
+        *([Section(DAMAGED, summary.damaged)] if summary.damaged else []),
         Section("Where to look", tuple(_places(places)), to_copy=True),
         Section("What to try next", tuple(next_steps(summary.experiment, places, program)), to_copy=True),
     ]

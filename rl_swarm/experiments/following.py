@@ -63,7 +63,7 @@ def valid(rows: Iterable[Any], kind: type[Row]) -> list[Row]:
     for row in rows:
         try:
             found.append(msgspec.convert(row, kind))
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
             continue
     return found
 

@@ -10,6 +10,7 @@ from html import escape
 
 from rl_swarm.config import SETTINGS
 from rl_swarm.experiments.card import (
+    DAMAGED,
     honest_note,
     percent,
     reward,
@@ -92,6 +93,7 @@ def make_page(summary: Summary, examples: Sequence[Example], light: bytes, dark:
         table(("", ""), ((text(name), text(version)) for name, version in sorted(summary.versions.items()))),
         "<h2>Where the figures come from</h2>",
         f"<p>{SOURCES}</p>",
+        *([f"<h2>{DAMAGED}</h2>", table(("",), ((text(each),) for each in summary.damaged))] if summary.damaged else []),
     ]
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'

@@ -1,7 +1,8 @@
 """What a run has come to, as plain data: read from the run alone, for the card, the picture and the page.
 
 Every figure can be computed again from the published files. Nothing here draws, prints or writes, and nothing of the run is
-changed. Only registered workers count; ids that name nobody else of them are not credited to anyone.
+changed. Only registered workers count; ids that name nobody else of them are not credited to anyone. What is damaged is left out
+and named, so that nobody takes the rest for the whole.
 """
 
 import json
@@ -9,14 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
 from rl_swarm import progress
-from rl_swarm.errors import NotFound
+from rl_swarm.document import unseal
+from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.experiments.following import EVENTS, METRICS, Count, Measured, Share, data_of, mean_curve, valid
 from rl_swarm.store import Store
-from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import read_registration, registered
 
@@ -79,24 +82,26 @@ class Summary:
     rewards: Mapping[str, tuple[tuple[int, float], ...]]  # of each node, round by round
     mean_rewards: tuple[tuple[int, float], ...]
     uses: Mapping[tuple[str, str], int]  # (learner, author): how often the one trained on the other's rollouts
+    damaged: tuple[str, ...] = ()  # which files are not all in these figures, and why
 
 
 def summarise(store: Store, layout: Layout) -> Summary:
-    """Read a whole run; raise StoreAway if the store does not answer, BadDocument if experiment.json is damaged."""
-    workers = _workers(store, layout)
-    rows = {node: _measured(store, layout, node) for node in workers}
-    evaluated = {node: _evaluated(store, layout, node) for node in workers}
+    """Read a whole run; raise StoreAway if the store does not answer."""
+    run = _Run(store, layout)
+    workers = run.workers()
+    rows = {node: run.measured(node) for node in workers}
+    evaluated = {node: run.evaluated(node) for node in workers}
     uses = count_uses(rows)
     numbers = sorted({number for each in rows.values() for number in each})
     first, last = ends_of(numbers)
-    experiment = experiments.read(store, layout)
+    experiment = run.experiment()
     moments = [row.timestamp for each in rows.values() for row in each.values()]
     began = experiment.created_at if experiment else min(moments, default=0.0)
     evaluations = mean_evaluations(list(evaluated.values()))
     return Summary(
         experiment=layout.experiment_name,
         settings=dict(experiment.settings) if experiment else {},
-        versions=_versions(store, layout, workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
+        versions=run.versions(workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
         nodes=tuple(_node(node, workers[node], rows[node], evaluated[node], uses) for node in workers),
         rounds=len(numbers),
         seconds=max(0.0, max(moments, default=began) - began),
@@ -110,7 +115,83 @@ def summarise(store: Store, layout: Layout) -> Summary:
         rewards={node: tuple((number, each[number].reward) for number in sorted(each)) for node, each in rows.items()},
         mean_rewards=mean_curve(list(rows.values())),
         uses=uses,
+        damaged=tuple(run.damaged),
     )
+
+
+class _Run:
+    """The files of one run. `damaged` names those of which something had to be left out."""
+
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self.store = store
+        self.layout = layout
+        self.damaged: list[str] = []
+
+    def experiment(self) -> Experiment | None:
+        try:
+            return unseal(self.store.get(self.layout.experiment), Experiment)
+        except NotFound:
+            return None
+        except BadDocument as error:
+            self._damaged(self.layout.experiment, str(error))
+            return None
+
+    def workers(self) -> dict[str, str]:
+        """Registered workers and the model that each says it trains."""
+        found = {node: read_registration(self.store, self.layout, node) for node in sorted(registered(self.store, self.layout))}
+        for node in (node for node, registration in found.items() if registration is None):
+            self._damaged(self.layout.peer(node), "no registration that can be read, so the node is left out")
+        return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
+
+    def measured(self, node_id: str) -> dict[int, Measured]:
+        lines = self._lines(node_id, METRICS)
+        rows = valid(progress.rows(lines), Measured)
+        self._expect(self.layout.log(node_id, METRICS), len(lines), len(rows))
+        return {row.round: row for row in rows}
+
+    def evaluated(self, node_id: str) -> list[Evaluated]:
+        """One evaluation a round, in order; a round done again counts once."""
+        lines = self._lines(node_id, EVENTS)
+        events = progress.rows(lines)
+        said = data_of(events, "evaluation")
+        rows = valid(said, Evaluated)
+        self._expect(self.layout.log(node_id, EVENTS), len(lines), len(events) - len(said) + len(rows))
+        found = {each.round: each for each in rows}
+        return [found[number] for number in sorted(found)]
+
+    def versions(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of the package and of Python, as the nodes have written them down; several where they differ."""
+        found: dict[str, set[str]] = {}
+        for node_id in nodes:
+            info = self._system_info(node_id)
+            for name in ("rl_swarm", "python"):
+                if name in info:
+                    found.setdefault(name, set()).add(str(info[name]))
+        return {name: ", ".join(sorted(each)) for name, each in found.items()}
+
+    def _system_info(self, node_id: str) -> dict[str, Any]:
+        key = self.layout.log(node_id, "system_info.json")
+        try:
+            info = json.loads(self.store.get(key))
+        except NotFound:
+            return {}
+        except (ValueError, RecursionError) as error:  # the latter for brackets within brackets, thousands deep
+            self._damaged(key, str(error))
+            return {}
+        if isinstance(info, dict):
+            return info
+        self._damaged(key, "not a JSON object")
+        return {}
+
+    def _lines(self, node_id: str, name: str) -> list[str]:
+        return [line for line in progress.lines(self.store, self.layout.log(node_id, name)) if line]
+
+    def _expect(self, key: str, lines: int, usable: int) -> None:
+        if usable < lines:
+            self._damaged(key, f"{lines - usable} of {lines} lines are none that a node writes")
+
+    def _damaged(self, key: str, why: str) -> None:
+        self.damaged.append(f"{key}: {why}")
 
 
 def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -127,24 +208,6 @@ def count_uses(rows: Mapping[str, Mapping[int, Measured]]) -> dict[tuple[str, st
         authors = (name.partition("/")[0] for row in each.values() for name in row.external_ids)
         counted.update((learner, author) for author in authors if author in rows and author != learner)
     return dict(counted)
-
-
-def _workers(store: Store, layout: Layout) -> dict[str, str]:
-    """Registered workers and the model that each says it trains."""
-    found = {node: read_registration(store, layout, node) for node in sorted(registered(store, layout))}
-    return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
-
-
-def _measured(store: Store, layout: Layout, node_id: str) -> dict[int, Measured]:
-    rows = progress.rows(progress.lines(store, layout.log(node_id, METRICS)))
-    return {row.round: row for row in valid(rows, Measured)}
-
-
-def _evaluated(store: Store, layout: Layout, node_id: str) -> list[Evaluated]:
-    """One evaluation a round, in order; a round done again counts once."""
-    events = progress.rows(progress.lines(store, layout.log(node_id, EVENTS)))
-    found = {each.round: each for each in valid(data_of(events, "evaluation"), Evaluated)}
-    return [found[number] for number in sorted(found)]
 
 
 def _node(
@@ -194,17 +257,3 @@ def mean_evaluations(nodes: Sequence[Sequence[Evaluated]]) -> tuple[Evaluated, .
         )
         for number in sorted(by_round)
     )
-
-
-def _versions(store: Store, layout: Layout, nodes: Iterable[str]) -> dict[str, str]:
-    """Of the package and of Python, as the nodes have written them down; several where they differ."""
-    found: dict[str, set[str]] = {}
-    for node_id in nodes:
-        try:
-            info = json.loads(store.get(layout.log(node_id, "system_info.json")))
-        except (NotFound, ValueError):
-            continue
-        for name in ("rl_swarm", "python"):
-            if isinstance(info, dict) and name in info:
-                found.setdefault(name, set()).add(str(info[name]))
-    return {name: ", ".join(sorted(each)) for name, each in found.items()}

@@ -6,18 +6,35 @@ with what lies in the store. Nothing is changed.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from rl_swarm import progress
 from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.experiments.following import METRICS, Count, Finite, valid
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file
+from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import read_registration, registered
 from rl_swarm.swarm.rounds import read_reward
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
+MOST_DIGITS = 6  # of the number of a round
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """What is checked of one line of metrics.jsonl. Nobody plays a million rounds: a row that says so is none of ours."""
+
+    round: Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
+    reward: Finite
+    own_wanted: Count | None = None
+    group_size: Count | None = None
+    external_wanted: Count = 0
+    own_ids: tuple[str, ...] = ()
+    external_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,8 +72,9 @@ class _Run:
         self.unreadable = [node for node in self.nodes if node not in roles]
         self.workers = [node for node, role in roles.items() if role == "worker"]
         self.coordinated = "coordinator" in roles.values()
-        self.metrics = {node: progress.metrics(store, layout, node) for node in self.workers}
-        done = [row["round"] for rows in self.metrics.values() for row in rows]
+        self.foreign: dict[str, int] = {}  # worker → rows that no node writes
+        self.metrics = {node: self._read_metrics(node) for node in self.workers}
+        done = [row.round for rows in self.metrics.values() for row in rows]
         self.rounds = expected.rounds or max(done, default=-1) + 1
         self._bundles: dict[tuple[str, int], dict[str, Rollout] | str] = {}
 
@@ -94,7 +112,7 @@ class _Run:
         else:
             yield Finding("rounds", "ok", f"all {self.rounds} announced")
         for node, rows in self.metrics.items():
-            done = [row["round"] for row in rows]
+            done = [row.round for row in rows]
             if not done or max(done) < self.rounds - 1:
                 yield Finding("rounds", "failed", f"{node} ended at round {max(done, default=None)}, the last is {self.rounds - 1}")
             elif len(done) < self.rounds:
@@ -103,12 +121,12 @@ class _Run:
     def _check_rewards(self) -> Iterator[Finding]:
         missing, redone, count = [], [], 0
         for node, row in self._rows():
-            reward = read_reward(self.store, self.layout, row["round"], node)
+            reward = read_reward(self.store, self.layout, row.round, node)
             count += 1
             if reward is None:
-                missing.append(f"{node} round {row['round']}")
-            elif reward.reward != row["reward"]:
-                redone.append(f"{node} round {row['round']}")
+                missing.append(f"{node} round {row.round}")
+            elif reward.reward != row.reward:
+                redone.append(f"{node} round {row.round}")
         yield Finding(
             "rewards", "failed" if missing else "ok", f"missing: {_some(missing)}" if missing else f"all {count} submitted"
         )
@@ -118,22 +136,22 @@ class _Run:
     def _check_rollouts(self) -> Iterator[Finding]:
         wrong, count = [], 0
         for node, row in self._rows():
-            found = self._rollouts(node, row["round"])
-            where = f"{node} round {row['round']}"
+            found = self._rollouts(node, row.round)
+            where = f"{node} round {row.round}"
             if isinstance(found, str):
                 wrong.append(f"{where}: {found}")
                 continue
             count += len(found)
             sizes = {len(rollout.completions) for rollout in found.values()}
-            if len(found) != row.get("own_wanted", len(found)) or sizes - {row.get("group_size", *sizes)}:
-                wrong.append(f"{where}: {len(found)} rollouts of {row.get('own_wanted')}, groups of {sorted(sizes)}")
+            if row.own_wanted not in (None, len(found)) or sizes - ({row.group_size} if row.group_size is not None else sizes):
+                wrong.append(f"{where}: {len(found)} rollouts of {row.own_wanted}, groups of {sorted(sizes)}")
         yield Finding("rollouts", "failed" if wrong else "ok", _some(wrong) if wrong else f"all {count} readable and complete")
 
     def _check_sharing(self) -> Iterator[Finding]:
         wanted = self.expected.external_count
-        used = {node: [name for row in rows for name in row.get("external_ids", [])] for node, rows in self.metrics.items()}
+        used = {node: [name for row in rows for name in row.external_ids] for node, rows in self.metrics.items()}
         if wanted is None:
-            wanted = max((row.get("external_wanted", 0) for _, row in self._rows()), default=0)
+            wanted = max((row.external_wanted for _, row in self._rows()), default=0)
         if not wanted:
             yield Finding("sharing", "ok", "J = 0: nothing was to be shared")
             return
@@ -159,32 +177,46 @@ class _Run:
         wrong = []
         for node in self.nodes:
             errors = [row for row in progress.events(self.store, self.layout, node) if row.get("event_type") == "error"]
-            wrong += [f"{node}: {row.get('data', {}).get('message', 'error')}" for row in errors]
+            wrong += [f"{node}: {_message(row.get('data'))}" for row in errors]
             for name in ("stdout.log", "stderr.log"):
                 lines = progress.lines(self.store, self.layout.log(node, name))
                 wrong += [f"{node}: {line.strip()}" for line in lines if any(sign in line for sign in SIGNS_OF_ERROR)]
         yield Finding("logs", "failed" if wrong else "ok", _some(wrong) if wrong else "no errors")
+        for node, count in self.foreign.items():
+            yield Finding("logs", "warning", f"{count} rows of {node}'s metrics are none that a node writes, and were left out")
 
     def _check_strangers(self) -> Iterator[Finding]:
         strangers = set()
-        for number in range(self.rounds):
+        there = (self.store.list(folder) for folder in (self.layout.rewards, self.layout.rollouts))
+        numbers = {number for names in there for number in map(round_of_folder, names) if number is not None}
+        for number in sorted(number for number in numbers if number < self.rounds):
             for folder in (self.layout.rewards_of(number), self.layout.rollouts_of(number)):
                 names = self.store.list(folder)
                 strangers |= {f"{folder}/{name}" for name in names if node_of_file(name) not in self.nodes}
         if strangers:
             yield Finding("strangers", "warning", f"not of a registered node: {_some(sorted(strangers))}")
 
-    def _rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        return ((node, row) for node, rows in self.metrics.items() for row in rows if row["round"] < self.rounds)
+    def _rows(self) -> Iterator[tuple[str, _Row]]:
+        return ((node, row) for node, rows in self.metrics.items() for row in rows if row.round < self.rounds)
+
+    def _read_metrics(self, node: str) -> list[_Row]:
+        """One row a round, in order: of several the last."""
+        said = progress.rows(progress.lines(self.store, self.layout.log(node, METRICS)))
+        found = valid(said, _Row)
+        if len(found) < len(said):
+            self.foreign[node] = len(said) - len(found)
+        return sorted({row.round: row for row in found}.values(), key=lambda row: row.round)
 
     def _offered(self, node: str) -> int:
         """Informative rollouts that peers had published before the node's last round began."""
-        last = max((row["round"] for row in self.metrics[node]), default=0)
-        return sum(len(row.get("own_ids", [])) for peer, row in self._rows() if peer != node and row["round"] < last)
+        last = max((row.round for row in self.metrics[node]), default=0)
+        return sum(len(row.own_ids) for peer, row in self._rows() if peer != node and row.round < last)
 
     def _published(self, node: str, rollout_id: str) -> bool:
-        peer, number, *_ = rollout_id.split("/")
-        found = self._rollouts(peer, int(number)) if peer != node and number.isdigit() else {}
+        peer, _, rest = rollout_id.partition("/")
+        number = rest.partition("/")[0]
+        known = peer != node and peer in self.nodes and number.isdecimal() and len(number) <= MOST_DIGITS
+        found = self._rollouts(peer, int(number)) if known else {}
         return not isinstance(found, str) and rollout_id in found
 
     def _rollouts(self, node: str, number: int) -> dict[str, Rollout] | str:
@@ -215,6 +247,10 @@ def passed(findings: list[Finding]) -> bool:
 def results(experiment: str, findings: list[Finding]) -> dict[str, Any]:
     """For programs: what test_results.json holds."""
     return {"experiment": experiment, "passed": passed(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def _message(data: Any) -> str:
+    return str(data.get("message", "error")) if isinstance(data, dict) else "error"
 
 
 def _some(items: list[Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rl_swarm.experiments.following import Count, Finite, Share
+from rl_swarm.experiments.following import Count, Finite, Share, valid
 from rl_swarm.experiments.reproduce.plan import Cell
 
 
@@ -72,14 +72,7 @@ class CellResult:
 
 def node_rounds(node_id: str, journal: Iterable[Mapping[str, Any]]) -> list[NodeRound]:
     """The rows of one node; a line that no node of ours would write is left out."""
-    found = []
-    for line in journal:
-        try:
-            row = msgspec.convert(line, _Journalled)
-        except msgspec.ValidationError:
-            continue
-        found.append(_node_round(node_id, row))
-    return found
+    return [_node_round(node_id, row) for row in valid(journal, _Journalled)]
 
 
 def _node_round(node_id: str, row: _Journalled) -> NodeRound:
@@ -121,7 +114,7 @@ def load(folder: Path, cell: Cell) -> CellResult | None:
     """The result of this very cell, or None if it is not finished; a file that cannot be read counts as not finished."""
     try:
         result = msgspec.json.decode(path_of(folder, cell).read_bytes(), type=CellResult)
-    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return result if result.cell.id == cell.id else None
 
