@@ -145,7 +145,9 @@ class Config:
         "TEMPERATURE", 1.0, number(0, above=True, why="greedy sampling explores nothing"), "sampling temperature"
     )
     top_p: float = setting("TOP_P", 1.0, number(0, 1, above=True), "share of probability that is sampled from")
-    correction: str = setting("EXTERNAL_CORRECTION", "topr", choice("topr", "none"), "off-policy correction of external rollouts")
+    correction: str = setting(
+        "EXTERNAL_CORRECTION", "guarded", choice("guarded", "topr", "none"), "which external completions count, and how much"
+    )
     external_choice: str = setting(
         "ROLLOUT_CHOICE",
         "informative",

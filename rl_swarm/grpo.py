@@ -171,6 +171,16 @@ def topr_weights(logprobs_BT: Tensor, mask_BT: Tensor, advantages_B: Tensor, ext
         return torch.where(external_B & (advantages_B < 0), tapered_B, torch.ones_like(tapered_B))
 
 
+def plausible_weights(logprobs_BT: Tensor, mask_BT: Tensor, external_B: Tensor, least_logprob: float) -> Tensor:
+    """1, but 0 for an external completion that this policy finds absurd: on average below `least_logprob` a token. No gradient.
+
+    Nothing that an author claims enters. It keeps out right answers that are wrapped in text which nobody should learn to write.
+    """
+    with torch.no_grad():
+        plausible_B = masked_row_sums(logprobs_BT, mask_BT) >= least_logprob * mask_BT.sum(-1)
+        return (plausible_B | ~external_B).to(logprobs_BT.dtype)
+
+
 def kl_estimates(logprobs_BT: Tensor, reference_logprobs_BT: Tensor) -> Tensor:
     """KL(π ‖ reference) a token by the estimator e^d - d - 1 with d = log reference - log π: never negative, low variance."""
     gap_BT = (reference_logprobs_BT - logprobs_BT).clamp(max=LARGEST_LOG_GAP)

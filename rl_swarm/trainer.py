@@ -27,16 +27,20 @@ from rl_swarm.rollout import Rollout
 ACTIVATION_BYTES = {"cpu": 900_000_000, "cuda": 2_000_000_000, "mps": 2_000_000_000}
 
 
+CORRECTIONS = ("guarded", "topr", "none")
+
+
 @dataclass(frozen=True)
 class TrainerSettings:
-    """`correction` is what is done about external rollouts being off-policy: `topr`, or `none` as in the paper.
+    """`correction` is what is done about external rollouts, which are off-policy and of strangers: `guarded`, `topr`, or `none` as
+    in the paper.
 
     `tolerance` is the range of rewards below which a rollout is uninformative; `max_grad_norm` may be infinite. Without
     `micro_batch_tokens`, as many tokens are computed at once as `ACTIVATION_BYTES` have room for.
     """
 
     learning_rate: float
-    correction: str = "topr"
+    correction: str = "guarded"
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl_weight: float = 0.0
@@ -46,8 +50,8 @@ class TrainerSettings:
     tolerance: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.correction not in ("topr", "none"):
-            raise ConfigError(f"EXTERNAL_CORRECTION must be topr or none, got {self.correction!r}")
+        if self.correction not in CORRECTIONS:
+            raise ConfigError(f"EXTERNAL_CORRECTION must be one of {', '.join(CORRECTIONS)}, got {self.correction!r}")
         if not (self.learning_rate >= 0 and math.isfinite(self.learning_rate)):
             raise ConfigError(f"LEARNING_RATE must be at least 0, got {self.learning_rate}")
         for name in ("updates_per_batch", "micro_batch_tokens"):
@@ -106,6 +110,8 @@ class Trainer:
             self._frozen = copy.deepcopy(policy.model).requires_grad_(False)
         room = ACTIVATION_BYTES[policy.device.type]
         self._token_budget = settings.micro_batch_tokens or max(1, room // activation_bytes(policy.model))
+        # Half-way, in nats, between certainty and a blind guess among all tokens.
+        self._absurd = -math.log(policy.model.config.get_text_config().vocab_size) / 2
         self.policy_version = 0
 
     def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
@@ -116,7 +122,7 @@ class Trainer:
         """
         fitting = [rollout for rollout in batch if self._policy.fits(rollout.question)]
         informative = [rollout for rollout in fitting if grpo.informative(_rewards(rollout), self._settings.tolerance)]
-        examples = [example for rollout in informative for example in examples_of(self._policy, rollout)]
+        examples = [example for rollout in informative for example in examples_of(self._policy, rollout) if self._counts(example)]
         metrics = {
             "informative": float(len(informative)),
             "too_long": float(len(batch) - len(fitting)),
@@ -125,6 +131,10 @@ class Trainer:
             "grad_norm": 0.0,
         }
         return metrics | self._learn(examples) if examples else metrics
+
+    def _counts(self, example: Example) -> bool:
+        """Guarded, external rollouts teach what to do, never what to avoid: crafted text would have good things avoided."""
+        return self._settings.correction != "guarded" or not example.external or example.advantage > 0
 
     def _learn(self, examples: list[Example]) -> dict[str, float]:
         pending, updates = _Pending(examples, self._policy.device), self._settings.updates_per_batch
@@ -213,7 +223,9 @@ class Trainer:
         advantages_B = mask_BT.new_tensor([example.advantage for example in examples])
         external_B = mask_BT.new_tensor([example.external for example in examples]).bool()
         weights_B = torch.ones_like(advantages_B)
-        if settings.correction == "topr":
+        if settings.correction == "guarded":
+            weights_B = grpo.plausible_weights(logprobs_BT, mask_BT, external_B, self._absurd)
+        elif settings.correction == "topr":
             mu_logprobs_B = mask_BT.new_tensor([example.mu_logprob for example in examples])
             weights_B = grpo.topr_weights(logprobs_BT, mask_BT, advantages_B, external_B, mu_logprobs_B)
         ratios_BT = grpo.ratios(logprobs_BT, self._old_logprobs(pending, rows, logprobs_BT))

@@ -184,7 +184,6 @@ def test_no_reader_of_documents_raises_anything_but_our_own_errors_at_length(tmp
     check(SLOW, tmp_path, seed=2)
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="a spooled file whose first line is no key ends the publishing thread")
 def test_a_damaged_spool_is_set_aside(tmp_path: Path) -> None:
     fuzzer = Fuzzer(6)
     for _ in range(300):

@@ -179,6 +179,16 @@ def test_topr_weights_stay_in_bounds_for_any_credible_claim() -> None:
     assert all(0.0 <= weight <= 1.0 for weight in weights.tolist())
 
 
+def test_plausible_weights() -> None:
+    logprobs = torch.tensor([[-1.0, -1.0], [-1.0, -3.1], [-1.0, -3.0], [-1.0, -9.0], [-8.0, -8.0]], requires_grad=True)
+    mask = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    external = torch.tensor([True, True, True, True, False])
+    # likely; absurd on average; just not absurd; padding left out; own, whatever it is
+    weights = grpo.plausible_weights(logprobs, mask, external, least_logprob=-2.0)
+    close(weights, [1.0, 0.0, 1.0, 1.0, 1.0])
+    assert not weights.requires_grad
+
+
 def test_kl_estimates() -> None:
     logprobs = torch.tensor([[-1.0, -1.0, -1.0, -50.0]], requires_grad=True)
     reference = torch.tensor([[-1.0, -1.0 + LN2, -1.0 - LN2, -1.0]])

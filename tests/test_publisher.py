@@ -51,6 +51,17 @@ def test_nothing_waits_for_a_store_that_is_away_and_nothing_is_lost(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_document_is_kept_for_people_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "000000000001").write_bytes(b"\xff no key\nx")
+    (tmp_path / "000000000002").write_bytes(b"a/two\nx")
+    store = MemoryStore()
+    publisher = Publisher(store, tmp_path, SystemClock())
+    publisher.close(10)
+    assert store.list("a") == ["two"]
+    assert publisher.counters["spool_damaged"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001.damaged"]
+
+
 def test_a_killed_nodes_spool_is_published_at_the_next_start(tmp_path: Path) -> None:
     store = MemoryStore()
     (tmp_path / "000000000007").write_bytes(b"a/seven\n\x00\n\xff")

@@ -14,7 +14,7 @@ from rl_swarm.trainer import Trainer, TrainerSettings, examples_of
 from tests.tiny_models import QUESTIONS, plain_tokenizer, policy
 
 ARCHITECTURES = ["llama", "qwen2", "gpt2"]
-SETTINGS = TrainerSettings(learning_rate=1e-3)
+SETTINGS = TrainerSettings(learning_rate=1e-3, correction="topr")
 PEER = Rollout(
     Question("What is 2 + 2?"),
     (
@@ -51,18 +51,22 @@ def gradient(made: Policy, batch: list[Rollout], settings: TrainerSettings = SET
     return caught
 
 
-def plain_gradient(made: Policy, batch: list[Rollout], weights: dict[tuple[int, int], float] | None = None) -> dict:
-    """-mean over tokens of weight · advantage · log π, one completion at a time, in the plainest torch."""
+def plain_gradient(made: Policy, batch: list[Rollout], weights: dict[tuple[int, int], float | None] | None = None) -> dict:
+    """-mean over tokens of weight · advantage · log π, one completion at a time, in the plainest torch; a weight of None leaves a
+    completion out of the mean, too."""
     total, tokens = torch.zeros(()), 0
     for row, rollout in enumerate(batch):
         rewards = torch.tensor(rollout.rewards)
         advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
         prompt = made.prompt_ids(rollout.question.prompt)
         for column, (completion, advantage) in enumerate(zip(rollout.completions, advantages, strict=True)):
+            weight = (weights or {}).get((row, column), 1.0)
+            if weight is None:
+                continue
             ids = list(made.completion_ids(completion)[0])
             logprobs = torch.log_softmax(made.model(input_ids=torch.tensor([prompt + ids])).logits[0], dim=-1)
             chosen = logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(ids)[:, None])
-            total = total + (weights or {}).get((row, column), 1.0) * advantage * chosen.sum()
+            total = total + weight * advantage * chosen.sum()
             tokens += len(ids)
     names, parameters = zip(*made.model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(-total / tokens, parameters), strict=True))
@@ -122,7 +126,7 @@ def test_several_updates_compare_with_what_was_recorded_and_a_single_one_does_no
     assert measured["clip_fraction"] == pytest.approx(rewarded / measured["tokens_trained"])
 
 
-@pytest.mark.parametrize("correction", ["topr", "none"])
+@pytest.mark.parametrize("correction", ["guarded", "topr", "none"])
 def test_removing_an_external_rollout_changes_the_gradient(correction: str) -> None:
     made = policy()
     settings, own = replace(SETTINGS, correction=correction), scored(made)
@@ -134,6 +138,24 @@ def test_no_correction_is_the_papers_rule() -> None:
     made = policy()
     batch = [*scored(made), PEER]
     same(gradient(made, batch, replace(SETTINGS, correction="none")), plain_gradient(made, batch))
+
+
+def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
+    made = policy(max_new_tokens=40)
+    own, paid = scored(made), [replace(PEER.completions[place], reward=float(place < 2)) for place in range(3)]
+    peer = replace(PEER, completions=tuple(paid))
+    means = [sequence_logprob(made, peer, place) / len(made.completion_ids(paid[place])[0]) for place in (0, 1)]
+    trainer = Trainer(made, replace(SETTINGS, correction="guarded", max_grad_norm=math.inf))
+    trainer._absurd = sum(means) / 2
+    weights = {(len(own), means.index(min(means))): 0.0, (len(own), 2): None}
+    same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))
+
+
+@pytest.mark.parametrize("claim", [0.0, -20.0, math.nan, None])
+def test_guarded_believes_no_claim(claim: float | None) -> None:
+    made, guarded = policy(), replace(SETTINGS, correction="guarded")
+    lying = replace(PEER, completions=tuple(replace(done, logprob=claim) for done in PEER.completions))
+    same(gradient(made, [*scored(made), lying], guarded), gradient(made, [*scored(made), PEER], guarded))
 
 
 def test_topr_tapers_what_peers_got_wrong() -> None:

@@ -98,7 +98,7 @@ class Store(ABC):
             self.counts[kind] += amount
 
     def _try(self, kind: str, key: str, operation: Callable[[], T]) -> T:
-        if not _KEY.fullmatch(key):
+        if not is_key(key):
             raise ValueError(f"{key!r} is not a valid store key")
         pause = self.first_pause_seconds
         for attempt in range(1, self.attempts + 1):
@@ -138,6 +138,10 @@ class Store(ABC):
 
     @abstractmethod
     def _delete(self, key: str) -> None: ...
+
+
+def is_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
 
 
 def open_store(url: str, clock: Clock | None = None) -> Store:

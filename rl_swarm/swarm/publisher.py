@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import NotFound, StoreAway
-from rl_swarm.store import Store
+from rl_swarm.store import Store, is_key
 
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
@@ -146,10 +146,16 @@ class Publisher:
         return path
 
     def _send(self, item: Path | bytes) -> None:
-        key, _, data = (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")
-        created = self.store.put(key.decode(), data)
+        first_line, _, data = (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")
+        key = first_line.decode(errors="replace")
+        if isinstance(item, Path) and not is_key(key):  # the disk has damaged it: kept for people, and nothing stops for it
+            item.rename(item.with_suffix(".damaged"))
+            self._queue.popleft()
+            self.counters["spool_damaged"] += 1
+            return
+        created = self.store.put(key, data)
         if not created and item in self._left_over:
-            self._finish_half_written(key.decode(), data)
+            self._finish_half_written(key, data)
         self._queue.popleft()
         if isinstance(item, Path):
             item.unlink()

@@ -209,7 +209,7 @@ def arms_of(preset: Preset, ablations: Sequence[str] = ()) -> list[Arm]:
 
 
 def _correction(best: Arm, preset: Preset) -> list[Arm]:
-    return [_changed(best, "uncorrected", EXTERNAL_CORRECTION="none")]
+    return [_changed(best, rule, EXTERNAL_CORRECTION=rule) for rule in ("topr", "none")]
 
 
 def _choice(best: Arm, preset: Preset) -> list[Arm]:
