@@ -294,7 +294,8 @@ def test_of_two_processes_with_one_name_the_reader_takes_the_one_whose_key_came_
     signed_swarm: LocalSwarm, tmp_path: Path
 ) -> None:
     swarm = signed_swarm
-    reader = swarm.start("reader", SWARM_REQUIRE_SIGNATURES="true")
+    # Slower than the others, so that however busy the machine is, none of them falls behind the reader's window.
+    reader = swarm.start("reader", SWARM_REQUIRE_SIGNATURES="true", STANDIN_SECONDS=0.7)
     honest = swarm.start("honest", SWARM_IDENTITY=tmp_path / "honest.pem")
     wait_until(lambda: any(row["external_ids"] for row in swarm.metrics("reader")))
     honest.terminate()
