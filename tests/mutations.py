@@ -127,8 +127,8 @@ def half_written_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
 def half_a_file_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Exchange._look_into
 
-    def look_into(self: Exchange, file: Any) -> bool:
-        looked = original(self, file)
+    def look_into(self: Exchange, file: Any, *rest: Any) -> bool:
+        looked = original(self, file, *rest)
         self._read[file.key] = file.round
         return looked
 
@@ -164,7 +164,7 @@ def used_rollouts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def used_rollouts_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Exchange.state
-    monkeypatch.setattr(Exchange, "state", lambda self: original(self) | {"used": {}})
+    monkeypatch.setattr(Exchange, "state", lambda self: original(self) | {"used": {}, "trained": []})
 
 
 def checkpoint_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
