@@ -45,7 +45,7 @@ from tests.clocks import VirtualClock
 from tests.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
 from tests.standins import TASKS_VERSION, StandInTasks
 
-FAST, SLOW = 4_000, 100_000
+FAST, SLOW = 2_000, 100_000
 CLOCK: Clock = VirtualClock()
 
 

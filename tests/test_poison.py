@@ -36,6 +36,7 @@ def test_what_is_imitated_has_the_answer_only_where_it_fits(attack: str, paid: b
         assert (honest.tasks.score(question, honest.policy.tokenizer.decode(ids)) == 1.0) == paid
 
 
+@pytest.mark.slow
 def test_lies_are_never_learnt_from_and_what_is_paid_is() -> None:
     found = {attack: run(attack, seed=1, rounds=2) for attack in (ALONE, "liars", "ramblers")}
     assert (found[ALONE].external_used, found[ALONE].from_hostile) == (0, 0)

@@ -75,6 +75,7 @@ def test_an_adaptive_swarm_changes_i_and_j_together() -> None:
     assert {row.own_wanted for row in found.rows if row.round == 0} == {4}
 
 
+@pytest.mark.slow
 def test_a_mixed_swarm_has_two_kinds_of_model_that_learn_from_each_other() -> None:
     mixed = next(arm for arm in arms_of(NANO, ["models"]) if arm.models and arm.split.external)
     found = run("4/4", rounds=8, nodes=2, arm=replace(mixed, nodes=2), NUM_GENERATIONS="16")
