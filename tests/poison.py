@@ -1,6 +1,6 @@
 """Half of a swarm is hostile and colludes: do honest nodes learn no worse than those that share nothing?
 
-    python -m tests.poison [--rounds 40] [--seeds 5] [--attacks liars,ramblers,buriers] [--output poison.jsonl]
+    python -m tests.poison [--rounds 40] [--seeds 5] [--attacks liars,ramblers,buriers] [--correction guarded] [--output FILE]
 
 Four honest nano nodes run the shipped loop on a memory store, own 4 and external 4, beside four hostile ones; the same four with
 the same seeds and external 0 are what they are compared with. Hostile nodes keep to the rules: whole documents, questions of
@@ -109,11 +109,17 @@ class Outcome:
     from_hostile: float
 
 
-def run(attack: str, seed: int, rounds: int) -> Outcome:
+def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Outcome:
     """One swarm; the order of its nodes changes from round to round. `alone` has no hostile nodes and shares nothing."""
     store = MemoryStore()
     external = 0 if attack == ALONE else EXTERNAL
-    settings = {"NUM_TRAIN_SAMPLES": OWN, "NUM_TRANSPLANT_TREES": external, "NUM_GENERATIONS": GROUP, "EVAL_INTERVAL": rounds}
+    settings: dict[str, Any] = {
+        "EXTERNAL_CORRECTION": correction,
+        "NUM_TRAIN_SAMPLES": OWN,
+        "NUM_TRANSPLANT_TREES": external,
+        "NUM_GENERATIONS": GROUP,
+        "EVAL_INTERVAL": rounds,
+    }
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         workers = [make_worker(store, Path(folder), name, SEED=seed, MAX_ROUNDS=rounds, **settings) for name in HONEST]
         for worker in workers:  # a process that is paused for minutes must not lose rollouts to a time-out
@@ -176,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--correction", default="guarded", help="EXTERNAL_CORRECTION of the honest nodes; give each its own output")
     parser.add_argument("--output", type=Path, default=Path("poison.jsonl"))
     chosen = parser.parse_args(arguments)
     attacks = (ALONE, *chosen.attacks.split(","))
@@ -184,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
     for seed in range(1, chosen.seeds + 1):
         for attack in attacks:
             if (attack, seed) not in done:
-                done[attack, seed] = run(attack, seed, chosen.rounds)
+                done[attack, seed] = run(attack, seed, chosen.rounds, chosen.correction)
                 with chosen.output.open("a") as file:
                     file.write(json.dumps(vars(done[attack, seed])) + "\n")
             print(done[attack, seed], flush=True)

@@ -79,13 +79,15 @@ def gather(given: Input) -> None:
     exchange.gather(3, 4, random.Random(0))
 
 
-def publish_spool(given: Input) -> None:
+def publish_spool(given: Input) -> Counter[str]:
     """What a killed node left behind goes to the store at the next start, whatever the disk made of it."""
     spool = given.folder / "spool"
     spool.mkdir(exist_ok=True)
     (spool / "000000000001").write_bytes(given.data)
-    Publisher(given.store, spool, CLOCK, background=False).pump()
+    publisher = Publisher(given.store, spool, CLOCK, background=False)
+    publisher.pump()
     shutil.rmtree(spool)
+    return publisher.counters
 
 
 def load_result(given: Input) -> None:
@@ -186,9 +188,10 @@ def test_no_reader_of_documents_raises_anything_but_our_own_errors_at_length(tmp
 
 def test_a_damaged_spool_is_set_aside(tmp_path: Path) -> None:
     fuzzer = Fuzzer(6)
+    became: Counter[str] = Counter()
     for _ in range(300):
-        data = fuzzer.damage(LOCAL[SPOOLED])
-        publish_spool(Input(SPOOLED, data, MemoryStore(clock=CLOCK), tmp_path))
+        became += publish_spool(Input(SPOOLED, fuzzer.damage(LOCAL[SPOOLED]), MemoryStore(clock=CLOCK), tmp_path))
+    assert became["published"] + became["spool_damaged"] == 300 and min(became["published"], became["spool_damaged"]) > 10
 
 
 def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path) -> None:
@@ -216,12 +219,12 @@ def test_no_name_in_a_folder_confuses_its_readers() -> None:
         )
         for reader in (round_of_file, round_of_folder, node_of_file, sequence_of_file):
             for name in listed:
-                reader(name)
-        read_names(store)
+                assert reader(name) is None or isinstance(reader(name), (int, str))
+        assert all(node_of_file(f"{name}.json") == name for name in read_names(store)), "a name that is none was taken for a node"
 
 
-def read_names(store: MemoryStore) -> None:
+def read_names(store: MemoryStore) -> set[str]:
     Rounds(store, LAYOUT).survey()
-    registered(store, LAYOUT)
     submitted(store, LAYOUT, 3)
     newest_heartbeat(store, LAYOUT, "w1")
+    return set(registered(store, LAYOUT))

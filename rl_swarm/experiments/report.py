@@ -19,6 +19,7 @@ from rl_swarm.view import visible
 
 if TYPE_CHECKING:  # drawing is the only heavy thing here, and imported where it is done
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PAGE, PICTURE = "report.html", "report.png"
 MOST_COLOURS = 8
@@ -78,23 +79,35 @@ def write_report(summary: Summary, examples: Sequence[Example], folder: Path) ->
 def draw(summary: Summary, shades: Shades) -> bytes:
     """The picture as PNG: rewards above, held-out accuracy and who learnt from whom below."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    with rc_context({**CALM, **_colours(shades)}):
-        figure = Figure(figsize=(10.5, 7.8), dpi=120, facecolor=shades.paper, layout="constrained")
-        FigureCanvasAgg(figure)
+    with rc_context(style(shades)):
+        figure = empty_figure(10.5, 7.8, shades)
         grid = figure.add_gridspec(2, 2, height_ratios=(1.15, 1), wspace=0.06, hspace=0.08)
         _draw_rewards(figure.add_subplot(grid[0, :]), summary, shades)
         _draw_held_out(figure.add_subplot(grid[1, 0]), summary.evaluations, shades)
         _draw_uses(figure.add_subplot(grid[1, 1]), summary, shades)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", facecolor=shades.paper, metadata={"Software": None})
+        return as_png(figure, shades)
+
+
+def empty_figure(width: float, height: float, shades: Shades) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, facecolor=shades.paper, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def as_png(figure: "Figure", shades: Shades) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", facecolor=shades.paper, metadata={"Software": None})
     return file.getvalue()
 
 
-def _colours(shades: Shades) -> dict[Any, Any]:
+def style(shades: Shades) -> dict[Any, Any]:
+    """What all pictures look like."""
     return {
+        **CALM,
         "axes.edgecolor": shades.grid,
         "axes.facecolor": shades.paper,
         "axes.labelcolor": shades.faint,

@@ -2,12 +2,11 @@
 reward against cost, and the ablations. They draw what the analysis has computed, and nothing else.
 """
 
-import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rl_swarm.errors import ConfigError
-from rl_swarm.experiments.report import CALM, Shades
+from rl_swarm.experiments.report import Shades, as_png, empty_figure, style
 from rl_swarm.experiments.reproduce.analysis import Analysis, ArmResult
 from rl_swarm.experiments.reproduce.measures import smooth
 from rl_swarm.experiments.reproduce.plan import SMOOTHED_ROUNDS
@@ -35,15 +34,15 @@ def draw_all(analysis: Analysis, shades: Shades) -> dict[str, bytes]:
     }
     if any(arm.arm.ablation for arm in analysis.arms):
         wanted["ablations"] = lambda: _draw_ablations(analysis, shades)
-    with rc_context({**CALM, **_colours(shades)}):
-        return {name: _png(draw(), shades) for name, draw in wanted.items()}
+    with rc_context(style(shades)):
+        return {name: as_png(draw(), shades) for name, draw in wanted.items()}
 
 
 def _draw_panels(arms: Sequence[ArmResult], analysis: Analysis, shades: Shades) -> "Figure":
     """A panel for each arm: the mean over nodes and seeds, in the band between the lowest and the highest node."""
     columns = min(2, len(arms))
     rows = -(-len(arms) // columns)
-    figure = _figure(5.2 * columns, 3.1 * rows, shades)
+    figure = empty_figure(5.2 * columns, 3.1 * rows, shades)
     first: Axes | None = None
     for place, arm in enumerate(arms):
         axes = figure.add_subplot(rows, columns, place + 1, sharex=first, sharey=first)
@@ -64,7 +63,7 @@ def _draw_panels(arms: Sequence[ArmResult], analysis: Analysis, shades: Shades) 
 
 def _draw_together(arms: Sequence[ArmResult], shades: Shades) -> "Figure":
     """Reward over own rollouts beside the mixed measure, on one scale: the difference between the two is no learning."""
-    figure = _figure(10.5, 4.2, shades)
+    figure = empty_figure(10.5, 4.2, shades)
     left = figure.add_subplot(1, 2, 1)
     right = figure.add_subplot(1, 2, 2, sharey=left)
     for place, arm in enumerate(arms):
@@ -81,7 +80,7 @@ def _draw_together(arms: Sequence[ArmResult], shades: Shades) -> "Figure":
 
 
 def _draw_cost(arms: Sequence[ArmResult], shades: Shades) -> "Figure":
-    figure = _figure(10.5, 4.2, shades)
+    figure = empty_figure(10.5, 4.2, shades)
     costs = (("generated", "thousand tokens written by a node"), ("compute", "the same, and 3 for each token trained on"))
     first: Axes | None = None
     for panel, (name, label) in enumerate(costs):
@@ -99,7 +98,7 @@ def _draw_cost(arms: Sequence[ArmResult], shades: Shades) -> "Figure":
 
 def _draw_horizon(analysis: Analysis, shades: Shades) -> "Figure":
     """What the gain would have been with any other horizon: whoever doubts the rule can read it off."""
-    figure = _figure(10.5, 3.6, shades)
+    figure = empty_figure(10.5, 3.6, shades)
     axes = figure.add_subplot(1, 1, 1)
     for place, arm in enumerate(analysis.arms):
         if not arm.arm.ablation and arm is not analysis.baseline:
@@ -118,7 +117,7 @@ def _draw_horizon(analysis: Analysis, shades: Shades) -> "Figure":
 def _draw_ablations(analysis: Analysis, shades: Shades) -> "Figure":
     """Cumulative own reward of the arms that change the best split, each seed a dot."""
     arms = [arm for arm in analysis.arms if arm.arm.ablation or arm.arm.name in (analysis.best, analysis.baseline.arm.name)]
-    figure = _figure(10.5, 0.6 + 0.38 * len(arms), shades)
+    figure = empty_figure(10.5, 0.6 + 0.38 * len(arms), shades)
     axes = figure.add_subplot(1, 1, 1)
     for place, arm in enumerate(reversed(arms)):
         values = [cell.measures.cumulative for cell in arm.cells.values()]
@@ -144,33 +143,6 @@ def _finish(axes: "Axes", label: str, below: str = "round") -> None:
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     axes.grid(axis="y")
-
-
-def _figure(width: float, height: float, shades: Shades) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=120, facecolor=shades.paper, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _png(figure: "Figure", shades: Shades) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", facecolor=shades.paper, metadata={"Software": None})
-    return file.getvalue()
-
-
-def _colours(shades: Shades) -> Mapping[Any, Any]:
-    return {
-        "axes.edgecolor": shades.grid,
-        "axes.facecolor": shades.paper,
-        "axes.labelcolor": shades.faint,
-        "grid.color": shades.grid,
-        "text.color": shades.ink,
-        "xtick.color": shades.faint,
-        "ytick.color": shades.faint,
-    }
 
 
 def _colour(place: int) -> str:
