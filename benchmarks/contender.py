@@ -82,6 +82,32 @@ def ours(work: Work) -> None:
         )
 
 
+def trl_settings(work: Work, micro: int) -> dict[str, Any]:
+    return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": work.questions * work.group_size // micro,
+        "num_generations": work.group_size,
+        "max_completion_length": work.new_tokens,
+        "generation_kwargs": {"min_new_tokens": work.new_tokens},
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "loss_type": "dapo",
+        "temperature": 1.0,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 10_000,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "max_steps": ROUNDS,
+    }
+
+
 def trl(work: Work, micro: int) -> None:
     import tempfile
 
@@ -97,7 +123,7 @@ def trl(work: Work, micro: int) -> None:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows, waiting, clock = work.questions * work.group_size, turns(), {"step": 0, "began": 0.0, "generate": 0.0}
+    waiting, clock = turns(), {"step": 0, "began": 0.0, "generate": 0.0}
 
     def reward(completions: list[str], **_: Any) -> list[float]:
         return rewards(len(completions), clock["step"])
@@ -132,30 +158,7 @@ def trl(work: Work, micro: int) -> None:
             )
 
     with tempfile.TemporaryDirectory() as output:
-        settings = GRPOConfig(
-            output_dir=output,
-            per_device_train_batch_size=micro,
-            gradient_accumulation_steps=rows // micro,
-            num_generations=work.group_size,
-            max_completion_length=work.new_tokens,
-            generation_kwargs={"min_new_tokens": work.new_tokens},
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
-            beta=0.0,
-            epsilon=0.2,
-            epsilon_high=0.28,
-            loss_type="dapo",
-            temperature=1.0,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=10_000,
-            disable_tqdm=True,
-            shuffle_dataset=False,
-            max_steps=ROUNDS,
-        )
+        settings = GRPOConfig(output_dir=output, **trl_settings(work, micro))
         texts = [{"prompt": text} for text in prompts(work, tokenizer, SETS * work.questions)]
         trainer = GRPOTrainer(
             model=model,
@@ -186,22 +189,9 @@ def load_for_genrl(folder: Path) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder, config=config, torch_dtype=torch.float32), tokenizer
 
 
-def genrl(work: Work) -> None:
-    """A round of GenRL's own game manager, alone: one agent, one stage, nothing communicated.
-
-    GenRL's package asks for hivemind too, which nothing here imports: it is left out of the environment, not replaced. GenRL
-    trains on all completions at once; gradient checkpointing, its default, is off as it is for the others.
-    """
-    from datasets import Dataset
-    from genrl.communication.local.null_comm import NullCommunicationBackend
-    from genrl.data.text_data_managers import SimpleTextDataManager
-    from genrl.game import BaseGameManager
-    from genrl.rewards import DefaultRewardManager, RewardFnStore, RoundRewardFnStore
-    from genrl.state import GameState
+def genrl_trainer(work: Work, model: Any, tokenizer: Any, clock: dict[str, Any]) -> Any:
+    """GenRL's own, which tells `clock` how long it generates and how many tokens it trains on."""
     from genrl.trainer.grpo_trainer import GRPOLanguageTrainerModule, GRPOTrainerConfig
-
-    model, tokenizer = load_for_genrl(Path(work.model))
-    clock: dict[str, Any] = {"step": 0, "generate": 0.0, "trained": 0}
 
     class Measured(GRPOLanguageTrainerModule):  # type: ignore[misc]
         def generate(self, *arguments: Any, **named: Any) -> Any:
@@ -230,6 +220,26 @@ def genrl(work: Work) -> None:
         processing_class=tokenizer,
     )
     trainer.generation_config.min_new_tokens = work.new_tokens
+    return trainer
+
+
+def genrl(work: Work) -> None:
+    """A round of GenRL's own game manager, alone: one agent, one stage, nothing communicated.
+
+    GenRL's package asks for hivemind too, which nothing here imports: it is left out of the environment, not replaced. GenRL
+    trains on all completions at once; gradient checkpointing, its default, is off as it is for the others.
+    """
+    from datasets import Dataset
+    from genrl.communication.local.null_comm import NullCommunicationBackend
+    from genrl.data.text_data_managers import SimpleTextDataManager
+    from genrl.game import BaseGameManager
+    from genrl.rewards import DefaultRewardManager, RewardFnStore, RoundRewardFnStore
+    from genrl.state import GameState
+
+    model, tokenizer = load_for_genrl(Path(work.model))
+    clock: dict[str, Any] = {"step": 0, "generate": 0.0, "trained": 0}
+
+    trainer = genrl_trainer(work, model, tokenizer, clock)
     asked = [{"question": text, "answer": ""} for text in prompts(work, tokenizer, SETS * work.questions)]
     sets = itertools.cycle(
         Dataset.from_list(asked[first : first + work.questions]) for first in range(0, len(asked), work.questions)
