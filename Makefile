@@ -44,6 +44,7 @@ format: $(READY) ## Format the code and mend what the linter can mend
 
 bench: $(READY) $(TRL_READY) $(GENRL_READY) ## Measure against TRL, GenRL and alone, and write docs/performance.md (about half an hour, on an idle machine)
 	$(BIN)/python -m benchmarks.exchange
+	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.workers
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.rounds

@@ -25,7 +25,7 @@ LIMITS = (  # (what, where in the results, bound, whether it must stay below)
 
 
 def load() -> dict[str, Any]:
-    missing = [name for name in ("rounds", "growth", "workers", "exchange") if not (RESULTS / f"{name}.json").exists()]
+    missing = [name for name in ("rounds", "growth", "workers", "exchange", "overlap") if not (RESULTS / f"{name}.json").exists()]
     if missing:
         raise SystemExit(f"bench-results lacks {', '.join(missing)}: run 'make bench' first")
     found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
@@ -53,7 +53,14 @@ def verdicts(results: dict[str, Any]) -> list[tuple[str, float, float, bool, boo
 def page(results: dict[str, Any]) -> str:
     return (
         "\n\n".join(
-            [_head(), _promises(results), _rounds(results["rounds"]), _workers(results["workers"]), _growth(results["growth"])]
+            [
+                _head(),
+                _promises(results),
+                _rounds(results["rounds"]),
+                _workers(results["workers"]),
+                _growth(results["growth"]),
+                _overlap(results["overlap"]),
+            ]
         )
         + "\n"
     )
@@ -154,6 +161,22 @@ def _growth(growth: dict[str, Any]) -> str:
             f"- {name}: "
             + ", ".join(f"{value}: {row['seconds']:.3f} s (× {row['seconds'] / first:.2f})" for value, row in rows.items())
         )
+    return "\n".join(lines)
+
+
+def _overlap(overlap: dict[str, Any]) -> str:
+    lines = [
+        "## A slow store",
+        "",
+        f"Every read and listing takes {overlap['operation_seconds']} s. A node that generates meanwhile reads ahead what it will",
+        "want; its peers are faster than it, or publish when it does.",
+        "",
+        "| peers | reads ahead | waits in a round | reads | listings |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for run in overlap["runs"]:
+        peers, ahead = "faster" if run["faster_peers"] else "at the same pace", "yes" if run["ahead"] else "no"
+        lines.append(f"| {peers} | {ahead} | {run['seconds']:.2f} s | {run['reads']:.1f} | {run['listings']:.1f} |")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ It departs from the paper in that rounds are labels: a node never waits for a pe
 rounds, and goes on alone when there is no coordinator or no store.
 """
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -160,11 +161,12 @@ class Worker:
         watch = Stopwatch(self.clock)
         self.journal.progress("round_start", number)
         self._step("generating", number)
+        self.exchange.look_ahead(number, self.settings.external_count, self._chooser(number))
         own = self._answer(self.tasks.draw(self.settings.own_count), number, watch)
         self.exchange.end_stage()
 
         self._step("gathering", number)
-        chooser = generator(self.settings.seed, self.settings.node_id, number, "choose")
+        chooser = self._chooser(number)
         pool = self.exchange.gather(number, self.settings.external_count, chooser)
         watch.lap("store")
         watch.move("store", "score", self.exchange.take_verify_seconds())
@@ -180,6 +182,9 @@ class Worker:
         self.exchange.end_round()
         watch.lap("store")
         self._record(number, reward, own, batch, learnt, watch)
+
+    def _chooser(self, number: int) -> random.Random:
+        return generator(self.settings.seed, self.settings.node_id, number, "choose")
 
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
         """Answer and score; each rollout is offered to the exchange as soon as it exists."""

@@ -65,7 +65,7 @@ def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Exchange._unread
 
     def unread(self: Exchange, round_number: int) -> Any:
-        return [file for file in original(self, round_number) if file.round == round_number]
+        return {file for file in original(self, round_number) if file.round == round_number}
 
     monkeypatch.setattr(Exchange, "_unread", unread)
 

@@ -30,6 +30,7 @@ from rl_swarm.node import DRAIN_SECONDS, Node, make_coordinator, make_worker
 from rl_swarm.randomness import key as hashed
 from rl_swarm.rollout import GROUP_LIMITS, Completion, Question, Rollout
 from rl_swarm.swarm import publisher as publisher_module
+from rl_swarm.swarm import read_ahead as read_ahead_module
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Pulse, Registration, register
@@ -381,8 +382,10 @@ class Simulation:
 
     @contextlib.contextmanager
     def _virtual(self) -> Iterator[None]:
-        """Publishing threads on the baton; and no figure of the real machine in what nodes write."""
-        with BatonThreading(self.baton).instead_of(publisher_module), patch.object(journal_module, "memory_gb", lambda: 0.0):
+        """Threads on the baton; and no figure of the real machine in what nodes write."""
+        threads = BatonThreading(self.baton)
+        memory = patch.object(journal_module, "memory_gb", lambda: 0.0)
+        with threads.instead_of(publisher_module), threads.instead_of(read_ahead_module), memory:
             yield
 
     def _note(self, node_id: str, what: str) -> None:

@@ -5,6 +5,9 @@ J files were looked into (so that a batch is not all of one peer), or the budget
 J, not the number of peers or of files: peers take turns, each within its quota. A peer's bad file is counted, set aside and
 skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
 once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument.
+
+Every file's place in that order is drawn for itself, so that one which turns up later moves no other: what is read ahead while
+the node generates is then what `gather` wants, and reading ahead changes nothing but the moment of a read.
 """
 
 import contextlib
@@ -19,12 +22,14 @@ from typing import Any
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, StoreAway
+from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.selection import eligible
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.quota import FILES, Allowance
+from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import Standings
 
@@ -79,6 +84,7 @@ class Exchange:
         self.standings = Standings()
         self.policy_version = 0
         self.verify_seconds = 0.0
+        self._ahead = ReadAhead(publisher.background)
         self._outbox: list[Rollout] = []
         self._pool: dict[str, Rollout] = {}
         self._pool_texts: dict[str, int] = {}  # text id of every rollout in the pool → its round
@@ -128,8 +134,20 @@ class Exchange:
 
     # Gathering
 
+    def look_ahead(self, round_number: int, wanted: int, chooser: random.Random) -> None:
+        """Begin to fetch what this round's `gather`, given a generator in the same state, will look into as far as it is there."""
+
+        def fetch(key: str) -> bytes:
+            data = self._get(key)
+            decode(data)  # raises what is wrong with it
+            return data
+
+        if wanted:
+            self._ahead.begin(lambda: [file.key for file in self._plan(round_number, wanted, chooser)], wanted, fetch)
+
     def gather(self, round_number: int, wanted: int, chooser: random.Random) -> list[Rollout]:
         """Informative, verified, unused external rollouts of the window; at least `wanted` if there are and the budget allows."""
+        self._ahead.end()
         self._forget(round_number - self.settings.window + 1)
         if wanted == 0:
             return []
@@ -137,7 +155,7 @@ class Exchange:
         allowances: dict[str, Allowance] = defaultdict(partial(Allowance.of_round, wanted))
         looked_into = 0
         try:
-            for file in self._in_turn(self._unread(round_number), max(FILES, wanted), chooser):
+            for file in self._plan(round_number, wanted, chooser):
                 if self.clock.monotonic() >= deadline or (len(self._pool) >= wanted and looked_into >= wanted):
                     break
                 if not allowances[file.node_id].spent and not self.standings.muted(file.node_id, round_number):
@@ -178,29 +196,31 @@ class Exchange:
         if len(self.trained) > REMEMBERED:
             del self.trained[next(iter(self.trained))]
 
-    def _unread(self, round_number: int) -> list[_File]:
+    def _plan(self, round_number: int, wanted: int, chooser: random.Random) -> list[_File]:
+        return self._in_turn(self._unread(round_number), max(FILES, wanted), chooser)
+
+    def _unread(self, round_number: int) -> set[_File]:
         files = set()
         for number in range(max(0, round_number - self.settings.window + 1), round_number + 1):
             folder = self.layout.rollouts_of(number)
             for name in self.store.list(folder):
-                node_id, key = node_of_file(name), f"{folder}/{name}"
-                if node_id is None or node_id == self.settings.node_id or self.standings.muted(node_id, round_number):
+                file = _File(f"{folder}/{name}", node_of_file(name) or "", number)
+                if file.node_id in ("", self.settings.node_id) or self.standings.muted(file.node_id, round_number):
                     continue
-                if key not in self._read and key not in self._bad:
-                    files.add(_File(key, node_id, number))
-        return sorted(files, key=lambda file: file.key)
+                if file.key not in self._read and file.key not in self._bad:
+                    files.add(file)
+        return files
 
-    def _in_turn(self, files: list[_File], most_files: int, chooser: random.Random) -> list[_File]:
+    def _in_turn(self, files: set[_File], most_files: int, chooser: random.Random) -> list[_File]:
         """Every peer's first file before anyone's second, so that none crowds out the others with many.
 
         Peers whose rollouts were good before and all others take turns, so that many made-up names cost those at most half.
         """
-        chooser.shuffle(files)
+        salt = chooser.getrandbits(63)
         by_peer: dict[str, list[_File]] = {}
-        for file in files:
+        for file in sorted(files, key=lambda file: key(salt, file.key)):
             by_peer.setdefault(file.node_id, []).append(file)
-        peers = sorted(by_peer)
-        chooser.shuffle(peers)  # by themselves: who has most files is not the likelier
+        peers = sorted(by_peer, key=lambda peer: key(salt, peer))  # by themselves: who has most files is not the likelier
         trusted = [peer for peer in peers if self.standings.trusted(peer)]
         others = [peer for peer in peers if not self.standings.trusted(peer)]
         turns = [peer for pair in zip_longest(trusted, others) for peer in pair if peer is not None][: self.settings.fetch_peers]
@@ -211,7 +231,7 @@ class Exchange:
         """Read one file; True if that cost a read which brought something to judge."""
         allowance.files -= 1
         try:
-            data = self.store.get(file.key, limit=BUNDLE_BYTES, listed=True)
+            data = self._ahead.take(file.key) or self._get(file.key)
             allowance.bytes -= len(data)
             bundle = self._open(data, file)
         except (NotFound, Incomplete):  # listed, and not there yet, or not all of it
@@ -227,6 +247,9 @@ class Exchange:
         self._waiting.pop(file.key, None)
         self._judge(bundle, file, allowance, round_number)
         return True
+
+    def _get(self, key: str) -> bytes:
+        return self.store.get(key, limit=BUNDLE_BYTES, listed=True)
 
     def _open(self, data: bytes, file: _File) -> Bundle:
         try:

@@ -1,0 +1,83 @@
+"""How long a node waits for a slow store in a round, with and without reading ahead.
+
+A folder whose every operation takes a while, as a mounted Drive's does. Peers are either faster than this node, and have published
+before it generates, or at the same pace, and publish when it does. The waiting is that of `gather`, through the shipped exchange.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.exchange import EXTERNAL, LAYOUT, publish_others
+from rl_swarm.clock import SystemClock
+from rl_swarm.randomness import generator
+from rl_swarm.selection import choose
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.publisher import Publisher
+from tests.standins import StandInTasks
+
+PEERS, ROUNDS = 7, 12
+OPERATION_SECONDS = 0.2
+GENERATION_SECONDS = 2.0
+
+
+class SlowFolder(FolderStore):
+    def _get(self, key: str, limit: int | None) -> bytes:
+        time.sleep(OPERATION_SECONDS)
+        return super()._get(key, limit)
+
+    def _list(self, folder: str) -> list[str]:
+        time.sleep(OPERATION_SECONDS)
+        return super()._list(folder)
+
+
+def waiting(faster_peers: bool, ahead: bool) -> dict[str, float]:
+    """Seconds of `gather` in a round, once the window is full, and what it takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        root, clock = Path(folder) / "store", SystemClock()
+        root.mkdir()
+        others, store = FolderStore(root), SlowFolder(root)
+        publisher = Publisher(store, Path(folder) / "spool", clock)
+        exchange = Exchange(store, LAYOUT, publisher, StandInTasks("me").verify, clock, ExchangeSettings("me"))
+        names, seconds, reached = [f"node{peer}" for peer in range(PEERS)], [], []
+        for number in range(ROUNDS):
+            if faster_peers:
+                publish_others(others, names, number)
+            if ahead:
+                exchange.look_ahead(number, EXTERNAL, generator("overlap", number))
+            time.sleep(GENERATION_SECONDS)
+            if not faster_peers:
+                publish_others(others, names, number)
+            chooser, began = generator("overlap", number), time.perf_counter()
+            batch = choose([], exchange.gather(number, EXTERNAL, chooser), EXTERNAL, chooser)
+            seconds.append(time.perf_counter() - began)
+            exchange.mark_used(batch.external)
+            reached.append(len(batch.external))
+        publisher.close(1.0)
+        return {
+            "seconds": fmean(seconds[3:]),
+            "reads": store.counts["get"] / ROUNDS,
+            "listings": store.counts["list"] / ROUNDS,
+            "external_reached": fmean(reached),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("bench-results/overlap.json"))
+    output = parser.parse_args().output
+    runs = [
+        {"faster_peers": faster, "ahead": ahead, **waiting(faster, ahead)} for faster in (True, False) for ahead in (False, True)
+    ]
+    for run in runs:
+        print("  ".join(f"{what} {figure:.2f}" for what, figure in run.items()))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"operation_seconds": OPERATION_SECONDS, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Fetch peers' files while the node generates, so that `gather` finds them here and waits for the store less.
+
+Which files are wanted, and what is in them, is not known here.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from rl_swarm.errors import BadDocument, NotFound, StoreAway
+
+
+class ReadAhead:
+    """`begin` returns at once, `end` waits for at most the file in hand; between them a thread fetches.
+
+    Without `background`, as in a process that hosts many nodes on a store that answers at once, nothing is fetched ahead.
+    """
+
+    def __init__(self, background: bool) -> None:
+        self._background = background
+        self._fetched: dict[str, bytes] = {}
+        self._thread: threading.Thread | None = None
+        self._ending = False
+        self._failure: BaseException | None = None
+
+    def begin(self, plan: Callable[[], Sequence[str]], most: int, fetch: Callable[[str], bytes]) -> None:
+        """Fetch the first `most` files that `plan` names, and forget those that it does not name.
+
+        A file that `fetch` finds fault with is left out. Both are called in the thread: they may ask the store, and must change
+        nothing.
+        """
+        if not self._background:
+            return
+        self.end()
+        self._ending = False
+        self._thread = threading.Thread(target=lambda: self._run(plan, most, fetch), name="read ahead", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Fetch no more; raise what the thread died of, a bug that must not pass in silence."""
+        self._ending = True
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._failure:
+            raise RuntimeError("the thread that reads ahead failed") from self._failure
+
+    def take(self, key: str) -> bytes | None:
+        return self._fetched.pop(key, None)
+
+    def _run(self, plan: Callable[[], Sequence[str]], most: int, fetch: Callable[[str], bytes]) -> None:
+        try:
+            keys = plan()
+            self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
+            for key in keys[:most]:
+                if self._ending:
+                    return
+                try:
+                    self._fetched[key] = self._fetched.get(key) or fetch(key)
+                except (NotFound, BadDocument):  # perhaps not all there yet: whoever wants it looks again, and judges
+                    continue
+        except StoreAway:  # the loop will see for itself, and says so
+            return
+        except BaseException as failure:  # kept, and raised in the loop's own thread by end()
+            self._failure = failure
