@@ -171,14 +171,18 @@ def topr_weights(logprobs_BT: Tensor, mask_BT: Tensor, advantages_B: Tensor, ext
         return torch.where(external_B & (advantages_B < 0), tapered_B, torch.ones_like(tapered_B))
 
 
-def plausible_weights(logprobs_BT: Tensor, mask_BT: Tensor, external_B: Tensor, least_logprob: float) -> Tensor:
-    """1, but 0 for an external completion that this policy finds absurd: on average below `least_logprob` a token. No gradient.
+def plausible_weights(logprobs_BT: Tensor, mask_BT: Tensor, external_B: Tensor, vocabulary: int) -> Tensor:
+    """1, but 0 for an external completion that this policy finds absurd. No gradient, and nothing that an author claims enters.
 
-    Nothing that an author claims enters. It keeps out right answers that are wrapped in text which nobody should learn to write.
+    A token surprises by what it has less than half the log-probability of a blind guess among the whole vocabulary; absurd is a
+    completion whose surprises add up to more than one blind guess. So an honest peer's better idea passes, which turns off the
+    beaten path once or twice, and right answers wrapped in text that nobody should learn to write do not. The sum decides and not
+    the mean: phrases that are likely by themselves, strung together, would bring the mean back up.
     """
+    guess = math.log(vocabulary)
     with torch.no_grad():
-        plausible_B = masked_row_sums(logprobs_BT, mask_BT) >= least_logprob * mask_BT.sum(-1)
-        return (plausible_B | ~external_B).to(logprobs_BT.dtype)
+        surprises_B = masked_row_sums((-logprobs_BT - guess / 2).clamp(min=0), mask_BT)
+        return ((surprises_B <= guess) | ~external_B).to(logprobs_BT.dtype)
 
 
 def kl_estimates(logprobs_BT: Tensor, reference_logprobs_BT: Tensor) -> Tensor:

@@ -65,11 +65,13 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class Example:
-    """One completion as it is trained on. `mu_logprob` is what its author says of it; `recorded` is empty for an external one."""
+    """One completion as it is trained on. `mu_logprob` is what its author says of it; `recorded` is empty for an external one.
+    One that is not `whole` was longer than this policy ever writes, and had to be cut."""
 
     passage: Passage
     advantage: float
     external: bool
+    whole: bool
     mu_logprob: float
     recorded: tuple[float, ...]
 
@@ -110,8 +112,7 @@ class Trainer:
             self._frozen = copy.deepcopy(policy.model).requires_grad_(False)
         room = ACTIVATION_BYTES[policy.device.type]
         self._token_budget = settings.micro_batch_tokens or max(1, room // activation_bytes(policy.model))
-        # Half-way, in nats, between certainty and a blind guess among all tokens.
-        self._absurd = -math.log(policy.model.config.get_text_config().vocab_size) / 2
+        self._vocabulary = policy.model.config.get_text_config().vocab_size
         self.policy_version = 0
 
     def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
@@ -133,8 +134,9 @@ class Trainer:
         return metrics | self._learn(examples) if examples else metrics
 
     def _counts(self, example: Example) -> bool:
-        """Guarded, external rollouts teach what to do, never what to avoid: crafted text would have good things avoided."""
-        return self._settings.correction != "guarded" or not example.external or example.advantage > 0
+        """Guarded, external rollouts teach what to do, never what to avoid: crafted text would have good things avoided. Nor does
+        what had to be cut teach anything: it may have been paid for what is no longer there."""
+        return self._settings.correction != "guarded" or not example.external or (example.advantage > 0 and example.whole)
 
     def _learn(self, examples: list[Example]) -> dict[str, float]:
         pending, updates = _Pending(examples, self._policy.device), self._settings.updates_per_batch
@@ -224,7 +226,7 @@ class Trainer:
         external_B = mask_BT.new_tensor([example.external for example in examples]).bool()
         weights_B = torch.ones_like(advantages_B)
         if settings.correction == "guarded":
-            weights_B = grpo.plausible_weights(logprobs_BT, mask_BT, external_B, self._absurd)
+            weights_B = grpo.plausible_weights(logprobs_BT, mask_BT, external_B, self._vocabulary)
         elif settings.correction == "topr":
             mu_logprobs_B = mask_BT.new_tensor([example.mu_logprob for example in examples])
             weights_B = grpo.topr_weights(logprobs_BT, mask_BT, advantages_B, external_B, mu_logprobs_B)
@@ -300,7 +302,7 @@ def examples_of(policy: Policy, rollout: Rollout) -> list[Example]:
         # No tokenizer makes more tokens of a text than it has bytes, the end token aside.
         mu_logprob = grpo.credible_logprob(completion.logprob if whole else None, len(completion.text.encode()) + 1)
         passage = Passage(prompt_ids, ids)
-        examples.append(Example(passage, advantage, not completion.token_ids, mu_logprob, completion.token_logprobs))
+        examples.append(Example(passage, advantage, not completion.token_ids, whole, mu_logprob, completion.token_logprobs))
     return [example for example in examples if example.passage.completion_ids]
 
 

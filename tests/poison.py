@@ -1,6 +1,6 @@
 """Half of a swarm is hostile and colludes: do honest nodes learn no worse than those that share nothing?
 
-    python -m tests.poison [--rounds 40] [--seeds 5] [--attacks liars,ramblers,buriers] [--correction guarded] [--output FILE]
+    python -m tests.poison [--rounds 40] [--seeds 5] [--attacks liars,ramblers,…] [--correction guarded] [--output FILE]
 
 Four honest nano nodes run the shipped loop on a memory store, own 4 and external 4, beside four hostile ones; the same four with
 the same seeds and external 0 are what they are compared with. Hostile nodes keep to the rules: whole documents, questions of
@@ -69,10 +69,28 @@ def bury(question: Question) -> tuple[Completion, ...]:
     return paid_and_not("? " * 40 + form(question.answer or ""), form(f"{question.answer}9"))
 
 
+def stall(question: Question) -> tuple[Completion, ...]:
+    """As `bury`, with words that honest nodes find likely: many of nano's own answers begin so."""
+    return paid_and_not("The answer is " * 12 + form(question.answer or ""), form(f"{question.answer}9"))
+
+
+def dawdle(question: Question) -> tuple[Completion, ...]:
+    """As `ramble`, with the same likely words: who imitates it may say them once too often to get to the answer."""
+    return paid_and_not("The answer is " * 3 + form(question.answer or ""), form(f"{question.answer}9"))
+
+
+def trail(question: Question) -> tuple[Completion, ...]:
+    """The right answer at once, and then no end."""
+    return paid_and_not(form(question.answer or "") + " The answer is" * 3, form(f"{question.answer}9"))
+
+
 ATTACKS: dict[str, Callable[[Question], tuple[Completion, ...]]] = {
     "liars": lie,
     "ramblers": ramble,
     "buriers": bury,
+    "stallers": stall,
+    "dawdlers": dawdle,
+    "trailers": trail,
 }
 
 

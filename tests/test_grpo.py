@@ -180,12 +180,20 @@ def test_topr_weights_stay_in_bounds_for_any_credible_claim() -> None:
 
 
 def test_plausible_weights() -> None:
-    logprobs = torch.tensor([[-1.0, -1.0], [-1.0, -3.1], [-1.0, -3.0], [-1.0, -9.0], [-8.0, -8.0]], requires_grad=True)
-    mask = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    external = torch.tensor([True, True, True, True, False])
-    # likely; absurd on average; just not absurd; padding left out; own, whatever it is
-    weights = grpo.plausible_weights(logprobs, mask, external, least_logprob=-2.0)
-    close(weights, [1.0, 0.0, 1.0, 1.0, 1.0])
+    """Of 55 tokens a blind guess costs 4.007 nats, so a token surprises by what it costs beyond 2.004."""
+    rows = {
+        "likely": ([-1.0, -2.0, -2.0], True, 1.0),
+        "one turn off the path": ([-1.0, -6.0, -1.0], True, 1.0),
+        "one turn too far": ([-1.0, -6.1, -1.0], True, 0.0),
+        "three turns, likely on average": ([-3.5, -3.5, -3.5], True, 0.0),
+        "padding left out": ([-1.0, -2.0, -99.0], True, 1.0),
+        "own, whatever it is": ([-9.0, -9.0, -9.0], False, 1.0),
+    }
+    logprobs = torch.tensor([values for values, _, _ in rows.values()], requires_grad=True)
+    mask = torch.ones_like(logprobs).masked_fill(logprobs == -99.0, 0.0)
+    external = torch.tensor([is_external for _, is_external, _ in rows.values()])
+    weights = grpo.plausible_weights(logprobs, mask, external, vocabulary=55)
+    close(weights, [expected for _, _, expected in rows.values()])
     assert not weights.requires_grad
 
 

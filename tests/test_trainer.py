@@ -77,11 +77,15 @@ def same(left: dict, right: dict) -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
 
 
-def sequence_logprob(made: Policy, rollout: Rollout, column: int) -> float:
+def token_logprobs(made: Policy, rollout: Rollout, column: int) -> torch.Tensor:
     prompt, ids = made.prompt_ids(rollout.question.prompt), list(made.completion_ids(rollout.completions[column])[0])
     with torch.no_grad():
         logprobs = torch.log_softmax(made.model(input_ids=torch.tensor([prompt + ids])).logits[0], dim=-1)
-    return logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(ids)[:, None]).sum().item()
+    return logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
+
+
+def sequence_logprob(made: Policy, rollout: Rollout, column: int) -> float:
+    return token_logprobs(made, rollout, column).sum().item()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -144,11 +148,26 @@ def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
     made = policy(max_new_tokens=40)
     own, paid = scored(made), [replace(PEER.completions[place], reward=float(place < 2)) for place in range(3)]
     peer = replace(PEER, completions=tuple(paid))
-    means = [sequence_logprob(made, peer, place) / len(made.completion_ids(paid[place])[0]) for place in (0, 1)]
     trainer = Trainer(made, replace(SETTINGS, correction="guarded", max_grad_norm=math.inf))
-    trainer._absurd = sum(means) / 2
-    weights = {(len(own), means.index(min(means))): 0.0, (len(own), 2): None}
+    costs = [-token_logprobs(made, peer, place) for place in (0, 1)]
+    absurd, trainer._vocabulary = next(
+        (verdicts.index(True), vocabulary)
+        for vocabulary in range(2, 10**6)
+        if sum(verdicts := [(cost - math.log(vocabulary) / 2).clamp(min=0).sum() > math.log(vocabulary) for cost in costs]) == 1
+    )
+    weights = {(len(own), absurd): 0.0, (len(own), 2): None}
     same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))
+
+
+def test_guarded_learns_nothing_from_what_had_to_be_cut() -> None:
+    """Paid was the whole text; the part that this policy could write has not even the answer."""
+    made = policy()
+    guarded = replace(SETTINGS, correction="guarded")
+    trainer = Trainer(made, replace(guarded, max_grad_norm=math.inf))
+    trainer._vocabulary = 10**9  # nothing is absurd
+    longer = tuple(replace(done, text=done.text * 20) for done in PEER.completions)
+    assert not any(made.completion_ids(done)[1] for done in longer)
+    same(gradient(made, [*scored(made), replace(PEER, completions=longer)], trainer=trainer), gradient(made, scored(made), guarded))
 
 
 @pytest.mark.parametrize("claim", [0.0, -20.0, math.nan, None])
