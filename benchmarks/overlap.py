@@ -1,7 +1,8 @@
 """How long a node waits for a slow store in a round, with and without reading ahead.
 
 A folder whose every operation takes a while, as a mounted Drive's does. Peers are either faster than this node, and have published
-before it generates, or at the same pace, and publish when it does. The waiting is that of `gather`, through the shipped exchange.
+before it generates, or at the same pace, and publish when it does; it may also generate too quickly for reading ahead to be of use.
+The waiting is that of `gather`, through the shipped exchange.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from tests.standins import StandInTasks
 
 PEERS, ROUNDS = 7, 12
 OPERATION_SECONDS = 0.2
-GENERATION_SECONDS = 2.0
+SITUATIONS = (("faster", 2.0), ("at the same pace", 2.0), ("at the same pace", 0.1))  # peers, and seconds of generation
 
 
 class SlowFolder(FolderStore):
@@ -35,7 +36,7 @@ class SlowFolder(FolderStore):
         return super()._list(folder)
 
 
-def waiting(faster_peers: bool, ahead: bool) -> dict[str, float]:
+def waiting(peers: str, generation: float, ahead: bool) -> dict[str, float]:
     """Seconds of `gather` in a round, once the window is full, and what it takes."""
     with tempfile.TemporaryDirectory() as folder:
         root, clock = Path(folder) / "store", SystemClock()
@@ -45,12 +46,12 @@ def waiting(faster_peers: bool, ahead: bool) -> dict[str, float]:
         exchange = Exchange(store, LAYOUT, publisher, StandInTasks("me").verify, clock, ExchangeSettings("me"))
         names, seconds, reached = [f"node{peer}" for peer in range(PEERS)], [], []
         for number in range(ROUNDS):
-            if faster_peers:
+            if peers == "faster":
                 publish_others(others, names, number)
             if ahead:
                 exchange.look_ahead(number, EXTERNAL, generator("overlap", number))
-            time.sleep(GENERATION_SECONDS)
-            if not faster_peers:
+            time.sleep(generation)
+            if peers != "faster":
                 publish_others(others, names, number)
             chooser, began = generator("overlap", number), time.perf_counter()
             batch = choose([], exchange.gather(number, EXTERNAL, chooser), EXTERNAL, chooser)
@@ -71,10 +72,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("bench-results/overlap.json"))
     output = parser.parse_args().output
     runs = [
-        {"faster_peers": faster, "ahead": ahead, **waiting(faster, ahead)} for faster in (True, False) for ahead in (False, True)
+        {"peers": peers, "generation": generation, "ahead": ahead, **waiting(peers, generation, ahead)}
+        for peers, generation in SITUATIONS
+        for ahead in (False, True)
     ]
     for run in runs:
-        print("  ".join(f"{what} {figure:.2f}" for what, figure in run.items()))
+        print("  ".join(f"{what} {figure:.2f}" if isinstance(figure, float) else f"{figure!s:16}" for what, figure in run.items()))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps({"operation_seconds": OPERATION_SECONDS, "runs": runs}, indent=1) + "\n")
 

@@ -171,12 +171,15 @@ def _overlap(overlap: dict[str, Any]) -> str:
         f"Every read and listing takes {overlap['operation_seconds']} s. A node that generates meanwhile reads ahead what it will",
         "want; its peers are faster than it, or publish when it does.",
         "",
-        "| peers | reads ahead | waits in a round | reads | listings |",
-        "|---|---|---:|---:|---:|",
+        "| peers | generates for | reads ahead | waits in a round | reads | listings |",
+        "|---|---:|---|---:|---:|---:|",
     ]
     for run in overlap["runs"]:
-        peers, ahead = "faster" if run["faster_peers"] else "at the same pace", "yes" if run["ahead"] else "no"
-        lines.append(f"| {peers} | {ahead} | {run['seconds']:.2f} s | {run['reads']:.1f} | {run['listings']:.1f} |")
+        ahead = "yes" if run["ahead"] else "no"
+        lines.append(
+            f"| {run['peers']} | {run['generation']} s | {ahead} | {run['seconds']:.2f} s | {run['reads']:.1f} "
+            f"| {run['listings']:.1f} |"
+        )
     return "\n".join(lines)
 
 

@@ -167,7 +167,9 @@ class Config:
         "ROLLOUT_FETCH_TIMEOUT_SECONDS", 30.0, number(0, above=True), "most seconds spent reading in one round"
     )
     fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember peers' rollouts that were read but not used yet")
-    cleanup: bool = setting("ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts")
+    cleanup: bool = setting(
+        "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts (no effect in this version, like what follows)"
+    )
     keep_rounds: int = setting("ROLLOUT_KEEP_LAST_N_ROUNDS", 10, integer(1), "rounds of rollouts that cleaning up keeps")
     keep_days: float | None = setting("ROLLOUT_KEEP_DAYS", None, number(0, above=True), "days of rollouts that cleaning up keeps")
     keep_mb: float | None = setting("ROLLOUT_KEEP_MB", None, number(0, above=True), "megabytes of rollouts that cleaning up keeps")
@@ -180,7 +182,9 @@ class Config:
     cpu_only: bool = setting("CPU_ONLY", False, boolean, "use the CPU even if there is a GPU")
     dtype: str = setting("DTYPE", "auto", choice("auto", "float32", "bfloat16", "float16"), "number format of the weights")
     lora_rank: int = setting("LORA_RANK", 0, integer(0), "train adapters of this rank; 0 trains all weights")
-    hub_token: str | None = setting("HUGGINGFACE_ACCESS_TOKEN", None, text, "token for gated models and for pushing", secret=True)
+    hub_token: str | None = setting(
+        "HUGGINGFACE_ACCESS_TOKEN", None, text, "token for gated models; with it, workers also push what they trained", secret=True
+    )
     hub_push_interval: int = setting(
         "HUB_PUSH_INTERVAL", 0, integer(0), "rounds between pushes to the hub; 0 pushes only at the end"
     )

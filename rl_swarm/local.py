@@ -1,4 +1,4 @@
-"""What a node keeps on its own disk: its name, a lock, its spool, its checkpoints and bad files set aside.
+"""What a node keeps on its own disk: its name, a lock, a secret, its spool, its checkpoints and bad files set aside.
 
 The folder is tied to the experiment's id, not only to its name: an experiment that was deleted and begun again under the same
 name starts from nothing.
@@ -36,6 +36,14 @@ class LocalFolder:
     @property
     def quarantine(self) -> Path:
         return self.path / "quarantine"
+
+    @property
+    def secret(self) -> str:
+        """Random, made once and told to nobody."""
+        path = self.path / "secret"
+        if not path.exists():
+            path.write_text(secrets.token_hex(16))
+        return path.read_text()
 
     @property
     def keys(self) -> Path:

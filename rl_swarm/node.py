@@ -174,6 +174,7 @@ def make_worker(
             cache=config.fetch_cache,
             model=config.model,
             tasks_version=node.experiment.tasks_version,
+            secret=node.local.secret,
         ),
         node.local.quarantine,
         node.signatures,

@@ -226,7 +226,7 @@ class Trainer:
         external_B = mask_BT.new_tensor([example.external for example in examples]).bool()
         weights_B = torch.ones_like(advantages_B)
         if settings.correction == "guarded":
-            weights_B = grpo.plausible_weights(logprobs_BT, mask_BT, external_B, self._vocabulary)
+            weights_B = grpo.plausible_weights(logprobs_BT, reading.entropies_BT, mask_BT, external_B, self._vocabulary)
         elif settings.correction == "topr":
             mu_logprobs_B = mask_BT.new_tensor([example.mu_logprob for example in examples])
             weights_B = grpo.topr_weights(logprobs_BT, mask_BT, advantages_B, external_B, mu_logprobs_B)

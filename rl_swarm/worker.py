@@ -223,7 +223,8 @@ class Worker:
             "rejected": dict(self.exchange.rejected),
             "muted": [asdict(mute) for mute in self.exchange.standings.mutes(number + 1)],
             "policy_version": self.trainer.policy_version,
-            "store": dict(self.exchange.store.counts),
+            "store": {**self.exchange.store.counts, **self.publisher.counters},
+            "tasks": dict(self.tasks.counters),
             "pending": self.publisher.pending,
             "seconds": watch.seconds,
         }

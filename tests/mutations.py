@@ -64,8 +64,8 @@ def same_seed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Exchange._unread
 
-    def unread(self: Exchange, round_number: int) -> Any:
-        return {file for file in original(self, round_number) if file.round == round_number}
+    def unread(self: Exchange, round_number: int, ended: Any) -> Any:
+        return {file for file in original(self, round_number, ended) if file.round == round_number}
 
     monkeypatch.setattr(Exchange, "_unread", unread)
 

@@ -125,6 +125,7 @@ class Outcome:
     held_out: float
     external_used: float
     from_hostile: float
+    correction: str = "guarded"
 
 
 def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Outcome:
@@ -151,7 +152,8 @@ def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Out
         for worker in workers:
             worker.journal.flush()
             worker.publisher.close(60.0)
-    return outcome(attack, seed, rounds, [progress.metrics(store, LAYOUT, name) for name in HONEST])
+    journals = [progress.metrics(store, LAYOUT, name) for name in HONEST]
+    return replace(outcome(attack, seed, rounds, journals), correction=correction)
 
 
 def outcome(attack: str, seed: int, rounds: int, journals: Sequence[Sequence[dict[str, Any]]]) -> Outcome:
@@ -200,12 +202,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
-    parser.add_argument("--correction", default="guarded", help="EXTERNAL_CORRECTION of the honest nodes; give each its own output")
+    parser.add_argument("--correction", default="guarded", help="EXTERNAL_CORRECTION of the honest nodes")
     parser.add_argument("--output", type=Path, default=Path("poison.jsonl"))
     chosen = parser.parse_args(arguments)
     attacks = (ALONE, *chosen.attacks.split(","))
     known = [Outcome(**json.loads(line)) for line in chosen.output.read_text().splitlines()] if chosen.output.exists() else []
-    done = {(each.attack, each.seed): each for each in known if each.rounds == chosen.rounds}
+    done = {
+        (each.attack, each.seed): each for each in known if (each.rounds, each.correction) == (chosen.rounds, chosen.correction)
+    }
     for seed in range(1, chosen.seeds + 1):
         for attack in attacks:
             if (attack, seed) not in done:

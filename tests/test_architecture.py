@@ -33,7 +33,7 @@ LEVELS = [
     },
     {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
-    {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "web", "notebook"},
+    {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "notebook"},
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}

@@ -180,21 +180,33 @@ def test_topr_weights_stay_in_bounds_for_any_credible_claim() -> None:
 
 
 def test_plausible_weights() -> None:
-    """Of 55 tokens a blind guess costs 4.007 nats, so a token surprises by what it costs beyond 2.004."""
+    """Of 55 tokens a blind guess costs 4.007 nats. So a token surprises by what it costs beyond 2.004, and beyond what was to be
+    expected there; short completions may hold half a guess of surprise."""
     rows = {
-        "likely": ([-1.0, -2.0, -2.0], True, 1.0),
-        "one turn off the path": ([-1.0, -6.0, -1.0], True, 1.0),
-        "one turn too far": ([-1.0, -6.1, -1.0], True, 0.0),
-        "three turns, likely on average": ([-3.5, -3.5, -3.5], True, 0.0),
-        "padding left out": ([-1.0, -2.0, -99.0], True, 1.0),
-        "own, whatever it is": ([-9.0, -9.0, -9.0], False, 1.0),
+        "likely": ([-1.0, -2.0, -2.0], 0.0, True, 1.0),
+        "one turn off the path": ([-1.0, -4.0, -1.0], 0.0, True, 1.0),
+        "one turn too far": ([-1.0, -4.1, -1.0], 0.0, True, 0.0),
+        "no further than expected there": ([-1.0, -4.1, -1.0], 0.2, True, 1.0),
+        "three turns, likely on average": ([-2.7, -2.7, -2.7], 0.0, True, 0.0),
+        "padding left out": ([-1.0, -2.0, -99.0], 0.0, True, 1.0),
+        "own, whatever it is": ([-9.0, -9.0, -9.0], 0.0, False, 1.0),
     }
-    logprobs = torch.tensor([values for values, _, _ in rows.values()], requires_grad=True)
+    logprobs = torch.tensor([row[0] for row in rows.values()], requires_grad=True)
+    entropies = torch.tensor([[row[1]] * 3 for row in rows.values()])
     mask = torch.ones_like(logprobs).masked_fill(logprobs == -99.0, 0.0)
-    external = torch.tensor([is_external for _, is_external, _ in rows.values()])
-    weights = grpo.plausible_weights(logprobs, mask, external, vocabulary=55)
-    close(weights, [expected for _, _, expected in rows.values()])
+    external = torch.tensor([row[2] for row in rows.values()])
+    weights = grpo.plausible_weights(logprobs, entropies, mask, external, vocabulary=55)
+    close(weights, [row[3] for row in rows.values()])
     assert not weights.requires_grad
+
+
+def test_longer_completions_may_surprise_more_often() -> None:
+    guess = math.log(1000)
+    for tokens, turns, weight in ((8, 1, 1.0), (8, 2, 0.0), (32, 2, 1.0), (32, 3, 0.0), (128, 8, 1.0), (128, 9, 0.0)):
+        logprobs = torch.full((1, tokens), -guess / 2)
+        logprobs[0, :turns] = -guess * 0.999  # each a hair less than half a guess of surprise
+        expected, mask = torch.zeros_like(logprobs), torch.ones_like(logprobs)
+        close(grpo.plausible_weights(logprobs, expected, mask, torch.tensor([True]), vocabulary=1000), [weight])
 
 
 def test_kl_estimates() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rl_swarm import progress
+from rl_swarm.clock import SystemClock
 from rl_swarm.errors import BadDocument, BadRollout
 from rl_swarm.experiments.following import published
 from rl_swarm.journal import Journal
@@ -25,6 +26,7 @@ from rl_swarm.swarm.layout import node_of_file
 from rl_swarm.swarm.peers import read_heartbeat, read_registration
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY
+from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.rounds import Rounds, read_reward
 from rl_swarm.tasks import Tasks, parse_tasks
 from rl_swarm.worker import Worker, WorkerSettings
@@ -76,6 +78,33 @@ def test_thousands_of_made_up_peers_cost_at_most_half_the_turns(tmp_path: Path) 
         assert store.counts["get"] - before <= 10
         exchange.mark_used(found)
     assert exchange.rejected["prompt_mismatch"] <= 4 * 5
+
+
+def test_the_order_of_reading_depends_on_a_secret(tmp_path: Path) -> None:
+    """Otherwise, with the same SEED as everybody, anyone could try out names until those come first."""
+    store = MemoryStore(clock=VirtualClock())
+    for number in range(50):
+        publish(store, f"peer{number}", 0)
+    orders = []
+    for secret in ("", "one", "another", "one"):
+        files = make(store, tmp_path / secret, secret=secret)._plan(0, 4, random.Random(0))
+        orders.append([file.node_id for file in files])
+    assert orders[1] == orders[3]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_reading_ahead_stays_within_the_quotas(tmp_path: Path) -> None:
+    store = MemoryStore(clock=SystemClock())
+    for slot in range(200):
+        put(store, 0, f"slow.{slot}", encode(bundle("slow", 0))[:50])
+    exchange = make(store, tmp_path)
+    exchange._ahead = ReadAhead(background=True)
+    exchange.look_ahead(0, 100, random.Random(0))
+    assert exchange._ahead._thread is not None
+    exchange._ahead._thread.join(20.0)
+    assert store.counts["get"] == UNREADY
+    assert exchange.gather(0, 100, random.Random(0)) == []
+    assert store.counts["get"] == 2 * UNREADY
 
 
 def test_half_files_and_names_without_files_are_not_waited_for_without_end(tmp_path: Path) -> None:

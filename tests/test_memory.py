@@ -75,7 +75,7 @@ def test_parameters_are_counted_from_the_config_alone(configs: dict[str, str]) -
     assert (gpt2.parameters, gpt2.weight_bytes, gpt2.checkpoint_bytes) == (124_439_808, 4 * 124_439_808, 12 * 124_439_808)
     assert (gpt2.layers, gpt2.hidden, gpt2.attention, gpt2.intermediate, gpt2.cached) == (12, 768, 768, 3072, 1536)
     qwen = memory.shape_of(configs["Gensyn/Qwen2.5-0.5B-Instruct"], memory.assumed_gpu(80))
-    assert (qwen.parameters, qwen.weight_bytes, qwen.dtype) == (494_032_768, 2 * 494_032_768, "bfloat16")
+    assert (qwen.parameters, qwen.weight_bytes, qwen.dtype) == (494_032_768, 4 * 494_032_768, "float32")
     assert (qwen.layers, qwen.attention, qwen.intermediate, qwen.cached) == (24, 896, 4864, 256)
 
 
@@ -252,7 +252,7 @@ def test_the_table_and_the_document_say_the_same(configs: dict[str, str]) -> Non
     console = Console(width=200, file=io.StringIO())
     console.print(memory.table(found))
     text = console.file.getvalue()
-    assert "124.4 M parameters in bfloat16, a GPU of 80 GB" in text
+    assert "124.4 M parameters in float32, a GPU of 80 GB" in text
     document = json.loads(json.dumps(found.as_dict()))
     assert document["total_bytes"] == 4 * document["peak_bytes"]
     assert memory.gb(document["total_bytes"]) in text

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl_swarm import grpo
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError
 from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
@@ -77,15 +78,23 @@ def same(left: dict, right: dict) -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=1e-5)
 
 
-def token_logprobs(made: Policy, rollout: Rollout, column: int) -> torch.Tensor:
+def distributions(made: Policy, rollout: Rollout, column: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of all tokens wherever a token of the completion is predicted, and those tokens."""
     prompt, ids = made.prompt_ids(rollout.question.prompt), list(made.completion_ids(rollout.completions[column])[0])
     with torch.no_grad():
         logprobs = torch.log_softmax(made.model(input_ids=torch.tensor([prompt + ids])).logits[0], dim=-1)
-    return logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
+    return logprobs[len(prompt) - 1 : -1], torch.tensor(ids)
+
+
+def is_absurd(made: Policy, rollout: Rollout, column: int, guess: float) -> bool:
+    logprobs, ids = distributions(made, rollout, column)
+    costs, entropies = -logprobs.gather(-1, ids[:, None]).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
+    return bool((costs - entropies - guess / 2).clamp(min=0).sum() > guess * max(0.5, len(ids) / grpo.TOKENS_A_GUESS))
 
 
 def sequence_logprob(made: Policy, rollout: Rollout, column: int) -> float:
-    return token_logprobs(made, rollout, column).sum().item()
+    logprobs, ids = distributions(made, rollout, column)
+    return logprobs.gather(-1, ids[:, None]).sum().item()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -149,11 +158,10 @@ def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
     own, paid = scored(made), [replace(PEER.completions[place], reward=float(place < 2)) for place in range(3)]
     peer = replace(PEER, completions=tuple(paid))
     trainer = Trainer(made, replace(SETTINGS, correction="guarded", max_grad_norm=math.inf))
-    costs = [-token_logprobs(made, peer, place) for place in (0, 1)]
     absurd, trainer._vocabulary = next(
         (verdicts.index(True), vocabulary)
         for vocabulary in range(2, 10**6)
-        if sum(verdicts := [(cost - math.log(vocabulary) / 2).clamp(min=0).sum() > math.log(vocabulary) for cost in costs]) == 1
+        if sum(verdicts := [is_absurd(made, peer, place, math.log(vocabulary)) for place in (0, 1)]) == 1
     )
     weights = {(len(own), absurd): 0.0, (len(own), 2): None}
     same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))

@@ -48,13 +48,14 @@ def shape_of(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rl_swarm.models import choose_dtype, choose_model
-    from rl_swarm.models.loading import add_lora, locate
+    from rl_swarm.models.loading import add_lora, locate, trained_dtype
 
     if name == "auto":
         name = choose_model(0.0 if device.kind == "cpu" else device.total_bytes / GIGABYTE, seed)
     source = locate(name, token)
-    assumed = "bfloat16" if dtype == "auto" else dtype
-    chosen = getattr(torch, assumed) if device.assumed else choose_dtype(device.kind, dtype)
+    wanted = trained_dtype(dtype, lora_rank)
+    assumed = "bfloat16" if wanted == "auto" else wanted
+    chosen = getattr(torch, assumed) if device.assumed else choose_dtype(device.kind, wanted)
     try:
         config = AutoConfig.from_pretrained(source, token=token, trust_remote_code=False)
         with torch.device("meta"):

@@ -27,6 +27,11 @@ class LoadedModel:
     dtype: str
 
 
+def trained_dtype(dtype: str, lora_rank: int) -> str:
+    """Adam's small steps round away in bfloat16 weights, so that by default a model which is trained as a whole is in float32."""
+    return "float32" if dtype == "auto" and not lora_rank else dtype
+
+
 def load(
     name: str,
     *,
@@ -43,8 +48,7 @@ def load(
     device = choose_device(cpu_only)
     if device == "cpu":
         keep_freed_memory()
-    # Adam's small steps round away in bfloat16 weights, so a model that is trained as a whole is held in float32.
-    chosen = choose_dtype(device, "float32" if dtype == "auto" and not lora_rank else dtype)
+    chosen = choose_dtype(device, trained_dtype(dtype, lora_rank))
     if dtype == "float16" and not lora_rank:
         raise ModelError("DTYPE=float16 cannot train all weights (its steps underflow): set LORA_RANK, or use float32 or bfloat16")
     if name == "auto":

@@ -9,11 +9,11 @@ from rl_swarm.store.base import Store
 
 class MemoryStore(Store):
     _contents: dict[str, dict[str, bytes]] = {}  # by name, so that nodes of one process can share a store and count apart
+    _lock = threading.Lock()  # one for all of them
 
     def __init__(self, url: str = "memory://", clock: Clock | None = None, data: dict[str, bytes] | None = None) -> None:
         super().__init__(url, clock)
         self._data = {} if data is None else data
-        self._lock = threading.Lock()
 
     @classmethod
     def named(cls, store_name: str, clock: Clock | None = None) -> "MemoryStore":
@@ -27,7 +27,8 @@ class MemoryStore(Store):
             return True
 
     def _rewrite(self, key: str, data: bytes) -> None:
-        self._data[key] = data
+        with self._lock:
+            self._data[key] = data
 
     def _get(self, key: str, limit: int | None) -> bytes:
         try:
@@ -43,4 +44,5 @@ class MemoryStore(Store):
         return sorted({head + slash for head, slash, _ in (key.partition("/") for key in below)})
 
     def _delete(self, key: str) -> None:
-        self._data.pop(key, None)
+        with self._lock:
+            self._data.pop(key, None)

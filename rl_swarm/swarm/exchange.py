@@ -6,8 +6,8 @@ J, not the number of peers or of files: peers take turns, each within its quota.
 skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
 once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument.
 
-Every file's place in that order is drawn for itself, so that one which turns up later moves no other: what is read ahead while
-the node generates is then what `gather` wants, and reading ahead changes nothing but the moment of a read.
+Every file's place in that order is drawn for itself, so that one which turns up later seldom moves another: what is read ahead
+while the node generates is then mostly what `gather` wants, and reading ahead changes nothing but the moment of a read.
 """
 
 import contextlib
@@ -48,6 +48,7 @@ class ExchangeSettings:
     cache: bool = True
     model: str = ""
     tasks_version: str = ""
+    secret: str = ""  # part of every draw of an order: nobody can make up names that this node will read first
 
 
 @dataclass(frozen=True)
@@ -137,21 +138,24 @@ class Exchange:
     def look_ahead(self, round_number: int, wanted: int, chooser: random.Random) -> None:
         """Begin to fetch what this round's `gather`, given a generator in the same state, will look into as far as it is there."""
 
+        def plan(ended: Callable[[], bool]) -> list[str]:
+            return [file.key for file in self._plan(round_number, wanted, chooser, ended)]
+
         def fetch(key: str) -> bytes:
             data = self._get(key)
             decode(data)  # raises what is wrong with it
             return data
 
         if wanted:
-            self._ahead.begin(lambda: [file.key for file in self._plan(round_number, wanted, chooser)], wanted, fetch)
+            self._ahead.begin(plan, wanted, fetch)
 
     def gather(self, round_number: int, wanted: int, chooser: random.Random) -> list[Rollout]:
         """Informative, verified, unused external rollouts of the window; at least `wanted` if there are and the budget allows."""
+        deadline = self.clock.monotonic() + self.settings.fetch_seconds
         self._ahead.end()
         self._forget(round_number - self.settings.window + 1)
         if wanted == 0:
             return []
-        deadline = self.clock.monotonic() + self.settings.fetch_seconds
         allowances: dict[str, Allowance] = defaultdict(partial(Allowance.of_round, wanted))
         looked_into = 0
         try:
@@ -196,12 +200,16 @@ class Exchange:
         if len(self.trained) > REMEMBERED:
             del self.trained[next(iter(self.trained))]
 
-    def _plan(self, round_number: int, wanted: int, chooser: random.Random) -> list[_File]:
-        return self._in_turn(self._unread(round_number), max(FILES, wanted), chooser)
+    def _plan(
+        self, round_number: int, wanted: int, chooser: random.Random, ended: Callable[[], bool] = lambda: False
+    ) -> list[_File]:
+        return self._in_turn(self._unread(round_number, ended), max(FILES, wanted), chooser)
 
-    def _unread(self, round_number: int) -> set[_File]:
+    def _unread(self, round_number: int, ended: Callable[[], bool]) -> set[_File]:
         files = set()
         for number in range(max(0, round_number - self.settings.window + 1), round_number + 1):
+            if ended():
+                break
             folder = self.layout.rollouts_of(number)
             for name in self.store.list(folder):
                 file = _File(f"{folder}/{name}", node_of_file(name) or "", number)
@@ -216,7 +224,7 @@ class Exchange:
 
         Peers whose rollouts were good before and all others take turns, so that many made-up names cost those at most half.
         """
-        salt = chooser.getrandbits(63)
+        salt = f"{self.settings.secret}{chooser.getrandbits(63)}"
         by_peer: dict[str, list[_File]] = {}
         for file in sorted(files, key=lambda file: key(salt, file.key)):
             by_peer.setdefault(file.node_id, []).append(file)

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rl_swarm.errors import BadDocument, NotFound, StoreAway
+from rl_swarm.swarm.quota import BYTES, UNREADY
+
+Plan = Callable[[Callable[[], bool]], Sequence[str]]
 
 
 class ReadAhead:
-    """`begin` returns at once, `end` waits for at most the file in hand; between them a thread fetches.
+    """`begin` returns at once, `end` waits for at most one operation; between them a thread fetches, within one peer's quota.
 
     Without `background`, as in a process that hosts many nodes on a store that answers at once, nothing is fetched ahead.
     """
@@ -22,11 +25,11 @@ class ReadAhead:
         self._ending = False
         self._failure: BaseException | None = None
 
-    def begin(self, plan: Callable[[], Sequence[str]], most: int, fetch: Callable[[str], bytes]) -> None:
+    def begin(self, plan: Plan, most: int, fetch: Callable[[str], bytes]) -> None:
         """Fetch the first `most` files that `plan` names, and forget those that it does not name.
 
         A file that `fetch` finds fault with is left out. Both are called in the thread: they may ask the store, and must change
-        nothing.
+        nothing; `plan` is given a function that says when it need not go on.
         """
         if not self._background:
             return
@@ -47,18 +50,23 @@ class ReadAhead:
     def take(self, key: str) -> bytes | None:
         return self._fetched.pop(key, None)
 
-    def _run(self, plan: Callable[[], Sequence[str]], most: int, fetch: Callable[[str], bytes]) -> None:
+    def _run(self, plan: Plan, most: int, fetch: Callable[[str], bytes]) -> None:
         try:
-            keys = plan()
-            self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
-            for key in keys[:most]:
-                if self._ending:
-                    return
-                try:
-                    self._fetched[key] = self._fetched.get(key) or fetch(key)
-                except (NotFound, BadDocument):  # perhaps not all there yet: whoever wants it looks again, and judges
-                    continue
+            self._fetch(plan(lambda: self._ending), most, fetch)
         except StoreAway:  # the loop will see for itself, and says so
             return
         except BaseException as failure:  # kept, and raised in the loop's own thread by end()
             self._failure = failure
+
+    def _fetch(self, keys: Sequence[str], most: int, fetch: Callable[[str], bytes]) -> None:
+        if self._ending:  # the plan may not be all there is
+            return
+        self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
+        faults = 0
+        for key in keys[:most]:
+            if self._ending or faults == UNREADY or sum(map(len, self._fetched.values())) >= BYTES:
+                return
+            try:
+                self._fetched[key] = self._fetched.get(key) or fetch(key)
+            except (NotFound, BadDocument):  # perhaps not all there yet: whoever wants it looks again, and judges
+                faults += 1
