@@ -48,6 +48,7 @@ class Node:
     publisher: Publisher
     journal: Journal
     signatures: Signatures | None = None
+    secret: str = ""  # without one, a node's choices follow from its seed alone
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
@@ -137,7 +138,7 @@ def open_node(
     )
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
-    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal, signatures)
+    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal, signatures, local.secret)
 
 
 def make_coordinator(node: Node) -> Coordinator:
@@ -174,7 +175,7 @@ def make_worker(
             cache=config.fetch_cache,
             model=config.model,
             tasks_version=node.experiment.tasks_version,
-            secret=node.local.secret,
+            secret=node.secret,
         ),
         node.local.quarantine,
         node.signatures,

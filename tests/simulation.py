@@ -322,7 +322,6 @@ class Simulation:
                 clock.sleep(5.0)
         journal.state("starting", -1)
         local = LocalFolder(node_id, machine.folder, cast(Any, None))
-        (machine.folder / "secret").write_text(node_id)  # or no seed would replay
         config = replace(self._base, node_id=node_id, role=machine.role)
         return Node(config, cast(Any, clock), machine.stop, store, LAYOUT, _experiment(), local, publisher, journal)
 
