@@ -168,7 +168,7 @@ class Config:
     )
     fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember peers' rollouts that were read but not used yet")
     cleanup: bool = setting(
-        "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts (no effect in this version, like what follows)"
+        "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts (this and all KEEP and ARCHIVE: no effect in this version)"
     )
     keep_rounds: int = setting("ROLLOUT_KEEP_LAST_N_ROUNDS", 10, integer(1), "rounds of rollouts that cleaning up keeps")
     keep_days: float | None = setting("ROLLOUT_KEEP_DAYS", None, number(0, above=True), "days of rollouts that cleaning up keeps")
