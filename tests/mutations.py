@@ -246,7 +246,11 @@ MUTATIONS = [
         "half_written_is_final", "what a killed process wrote half stays", half_written_is_final, frozenset({"handed_over"}), 25
     ),
     Mutation(
-        "half_a_file_set_aside", "a file that is not all there yet is never read", half_a_file_is_set_aside, frozenset({"heard"})
+        "half_a_file_set_aside",
+        "a file that is not all there yet is never read",
+        half_a_file_is_set_aside,
+        frozenset({"heard"}),
+        12,
     ),
     Mutation(
         "bad_file_ends_the_run", "a peer's file that cannot be read ends the run", bad_file_ends_the_run, frozenset({"outcome"})
@@ -256,7 +260,7 @@ MUTATIONS = [
         "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"})
     ),
     Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"})),
-    Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"})),
+    Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"}), 8),
     Mutation("checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"})),
     Mutation(
         "achieved_is_wanted", "the journal says J instead of what was found", achieved_is_what_was_wanted, frozenset({"achieved"})

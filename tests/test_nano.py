@@ -124,6 +124,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_same_model_twice(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("one", "two"):
         arguments = ["train_nano.py", "--steps", "3", "--threads", "1", "--out", str(tmp_path / folder)]

@@ -98,7 +98,7 @@ def reproduce(folder: Path, *more: str) -> "subprocess.Popen[str]":
 
 def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_path: Path) -> None:
     cells = tmp_path / "cells"
-    first = reproduce(tmp_path)
+    first = reproduce(tmp_path, "--parallel", "1")
     while first.poll() is None and not list(cells.glob("*.json")):
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
