@@ -121,7 +121,7 @@ def page_section(stretches: list[Stretch], workers: int) -> list[str]:
     return [
         f"`make soak`: a coordinator and {workers} stand-in workers as real processes on a folder. Memory and open files",
         "are means over the processes, operations on the store are of one worker; none may grow from the first stretch to",
-        "the last by more than 3 % and 2 MB (memory; a worker remembers up to 16,384 texts trained on), 1 file, 15 % and 1 operation.",
+        "the last by more than 3 % and 2 MB (a worker remembers up to 16,384 texts trained on), 1 file, 15 % and 1 operation.",
         "",
         *table(stretches),
         "",
