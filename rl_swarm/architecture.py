@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_swarm.attention import Completions, Growing, HostedDecoder, PackedDecoder, Prompts, Unpackable, positions
+from rl_swarm.attention import Growing, HostedDecoder, PackedDecoder, Prompts, Unpackable, completions
+from rl_swarm.grid import positions
 from rl_swarm.lean import LeanDecoder
 
 SAME = 1e-3  # of the size of the hidden states, between two ways to compute them in fp32
@@ -97,7 +98,7 @@ def _prompts(decoder: PackedDecoder, table: Any, prompts: list[list[int]], devic
 
 def _together(decoder: PackedDecoder, table: Any, prompts: Any, texts: Any, prompt_of: list[int], device: torch.device) -> Tensor:
     before, lengths = _prompts(decoder, table, prompts, device), [len(text) for text in texts]
-    pattern = Completions(lengths, prompt_of, before, before.keys, before.values)
+    pattern = completions(lengths, prompt_of, before, before.keys, before.values)
     starts = [len(prompts[number]) for number in prompt_of]
     states = decoder(_embedded(table, texts, device), positions(lengths, device, starts), pattern)
     return states[torch.tensor(lengths).cumsum(0) - 1]
@@ -117,7 +118,7 @@ def _step_by_step(
         embedded = _embedded(table, [[texts[text][step]] for text in texts_now], device)
         starts = [len(prompts[prompt_of[text]]) + step for text in texts_now]
         states = decoder(embedded, positions([1] * len(starts), device, starts), rows)
-        rows.step += 1
+        rows.grow()
         for row, text in enumerate(texts_now):
             last[text] = states[row]
     return torch.stack(last)

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_swarm import grpo
 from rl_swarm.architecture import accepted_arguments, decoder_of, has_plain_head
-from rl_swarm.attention import Completions, HostedDecoder, PackedDecoder, Prompts, positions
+from rl_swarm.attention import HostedDecoder, PackedDecoder, Prompts, Whole, completions
+from rl_swarm.grid import positions
 from rl_swarm.lean import LeanDecoder, product
 from rl_swarm.policy import Policy
 
@@ -96,26 +97,63 @@ class PackedReader:
         order = [text for prompts, parts in cut for text in (*prompts, *(texts[row] for rows in parts for row in rows))]
         tokens = _Tokens(model.get_input_embeddings(), order, self._device)
         for prompts, parts in cut:
-            prefix = _Prefix(decoder, tokens.take(prompts), prompts)
+            prefix = None if len(parts) == 1 else _Prefix(decoder, tokens.take(prompts), prompts)
             for rows in parts:
-                yield rows, self._read(model, prefix, tokens.take([texts[row] for row in rows]), [passages[row] for row in rows])
-            prefix.backward()
+                part, following = [passages[row] for row in rows], [texts[row] for row in rows]
+                sequel = _Sequel(prompts, part)
+                if prefix is None:
+                    states_XD = _at_once(decoder, tokens.take([*prompts, *following]), sequel)
+                else:
+                    states_XD = prefix.continued(tokens.take(following), sequel)
+                yield rows, self._read(model, part, states_XD.index_select(0, torch.tensor(sequel.predicting, device=self._device)))
+            if prefix is not None:
+                prefix.backward()
         tokens.backward()
 
-    def _read(self, model: Any, prefix: "_Prefix", embedded_ND: Tensor, passages: list[Passage]) -> Reading:
-        prompt_of = [prefix.number[passage.prompt_ids] for passage in passages]
-        lengths = [len(passage.completion_ids) for passage in passages]
-        hidden_ND = prefix.continued(embedded_ND, [length - 1 for length in lengths], prompt_of)
-        # A completion's first token is predicted at the end of its prompt, each other one at the token before it.
-        sources, first = [], len(prefix.lasts_ID)
-        for number, length in zip(prompt_of, lengths, strict=True):
-            sources += [number, *range(first, first + length - 1)]
-            first += length - 1
-        values_ND = torch.cat([prefix.lasts_ID, hidden_ND]).index_select(0, torch.tensor(sources, device=self._device))
+    def _read(self, model: Any, passages: list[Passage], values_ND: Tensor) -> Reading:
         targets = torch.tensor([token for passage in passages for token in passage.completion_ids], device=self._device)
         vocabulary = model.config.get_text_config().vocab_size
         head = partial(product, layer=model.get_output_embeddings())
+        lengths = [len(passage.completion_ids) for passage in passages]
         return _padded(*self._head.read(head, values_ND, targets, vocabulary), lengths)
+
+
+class _Sequel:
+    """Some completions as texts that follow prompts, each without its last token, which predicts nothing.
+
+    `predicting` says for every token of the completions which state predicts it, where states are of the ends of all prompts and
+    then of these texts: the first token is predicted at the end of its prompt, each other one at the token before it.
+    """
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]], passages: list[Passage]) -> None:
+        numbers = {prompt: number for number, prompt in enumerate(prompts)}
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.prompt_of = [numbers[passage.prompt_ids] for passage in passages]
+        self.lengths = [len(passage.completion_ids) - 1 for passage in passages]
+        self.predicting: list[int] = []
+        first = len(prompts)
+        for prompt, length in zip(self.prompt_of, self.lengths, strict=True):
+            self.predicting += [prompt, *range(first, first + length)]
+            first += length
+
+    def positions(self, device: torch.device) -> Tensor:
+        return positions(self.lengths, device, [self.prompt_lengths[prompt] for prompt in self.prompt_of])
+
+
+def _at_once(decoder: PackedDecoder, embedded_ND: Tensor, sequel: _Sequel) -> Tensor:
+    """The states at the ends of the prompts and of all that follows them, in one pass."""
+    device, pattern = embedded_ND.device, Prompts(sequel.prompt_lengths, embedded_ND.device)
+    lasts_I, tokens = _lasts(sequel.prompt_lengths, device), pattern.grid.tokens
+    positions_N = torch.cat([positions(sequel.prompt_lengths, device), sequel.positions(device)])
+    wanted_X = torch.cat([lasts_I, torch.arange(tokens, len(positions_N), device=device)])
+    if not any(sequel.lengths):
+        return decoder(embedded_ND, positions_N, pattern, wanted_X)
+    following = completions(sequel.lengths, sequel.prompt_of, pattern, pattern.keys, pattern.values)
+    return decoder(embedded_ND, positions_N, Whole(pattern, following), wanted_X)
+
+
+def _lasts(lengths: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(lengths, device=device).cumsum(0) - 1
 
 
 class _Leaves:
@@ -154,24 +192,19 @@ class _Prefix(_Leaves):
 
     def __init__(self, decoder: PackedDecoder, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        device = embedded_ND.device
-        self.number = {prompt: number for number, prompt in enumerate(prompts)}
-        self._lengths = [len(prompt) for prompt in prompts]
-        self._prompts = Prompts(self._lengths, device)
-        self._decoder = decoder
-        hidden_ND = decoder(embedded_ND, positions(self._lengths, device), self._prompts)
-        lasts_I = torch.tensor(self._lengths, device=device).cumsum(0) - 1
-        self.lasts_ID = self.leaf(hidden_ND.index_select(0, lasts_I))
+        lengths, device = [len(prompt) for prompt in prompts], embedded_ND.device
+        self._decoder, self._prompts = decoder, Prompts(lengths, device)
+        states_ID = decoder(embedded_ND, positions(lengths, device), self._prompts, _lasts(lengths, device))
+        self._lasts_ID = self.leaf(states_ID)
         self._keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
         self._values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
 
-    def continued(self, embedded_ND: Tensor, lengths: list[int], prompt_of: list[int]) -> Tensor:
-        """The hidden states of texts that follow these prompts, one behind the other."""
-        if not any(lengths):
-            return self.lasts_ID[:0]
-        pattern = Completions(lengths, prompt_of, self._prompts, self._keys, self._values)
-        starts = [self._lengths[number] for number in prompt_of]
-        return self._decoder(embedded_ND, positions(lengths, embedded_ND.device, starts), pattern)
+    def continued(self, embedded_ND: Tensor, sequel: _Sequel) -> Tensor:
+        """The states at the ends of the prompts and of what follows them."""
+        if not any(sequel.lengths):
+            return self._lasts_ID
+        pattern = completions(sequel.lengths, sequel.prompt_of, self._prompts, self._keys, self._values)
+        return torch.cat([self._lasts_ID, self._decoder(embedded_ND, sequel.positions(embedded_ND.device), pattern)])
 
 
 def packed_cut(passages: Sequence[Passage], token_budget: int) -> list[tuple[list[tuple[int, ...]], list[list[int]]]]:

@@ -21,7 +21,7 @@ TOKENS_A_GUESS = (
     32  # a model's own samples hold a quarter of the surprise that this allows (SmolLM2-135M: 0.08 of 0.34 nats a token)
 )
 LOWEST = torch.finfo(torch.float32).min
-BLOCK = 256  # tokens of the vocabulary that are drawn from together
+BLOCK = 512  # tokens of the vocabulary that are drawn from together
 CACHED_VALUES = 1 << 18  # fp32 values that stay in a processor's cache from one operation to the next, 1 MB
 LARGEST_LOG_GAP = 10.0  # beyond e^10 the KL estimate says "far away" and nothing more, but its gradient would drown the rest
 
@@ -107,6 +107,8 @@ def draw(probs_NV: Tensor, uniforms_N: Tensor, top_p: float) -> Tensor:
     """
     if top_p < 1:
         probs_NV = nucleus(probs_NV, top_p)
+    if probs_NV.shape[-1] <= BLOCK:
+        return _draw_index(probs_NV, uniforms_N)[0]
     missing = -probs_NV.shape[-1] % BLOCK
     filled_NV = torch.nn.functional.pad(probs_NV, (0, missing)) if missing else probs_NV
     blocks_NCB = filled_NV.view(len(probs_NV), -1, BLOCK)

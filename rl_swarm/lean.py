@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, rms_norm, silu
 
 from rl_swarm.attention import Pattern, Unpackable
+from rl_swarm.grid import apply
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,84 @@ class LeanDecoder:
         text = decoder.config.get_text_config()
         self._head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
-    def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern) -> Tensor:
-        cos, sin = self._angles(embedded_ND[None], positions_N[None])
-        cos_N1S, sin_N1S = cos[0].unsqueeze(1), sin[0].unsqueeze(1).clone()
-        sin_N1S[..., : self._head_size // 2].neg_()  # x · cos + (halves of x swapped) · sin, the first half of sin negated
+    def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern, wanted_X: Tensor | None = None) -> Tensor:
+        cos_N1S, sin_N1S = self._turns(embedded_ND, positions_N)
         hidden_ND = embedded_ND
         for number, layer in enumerate(self._layers):
-            normed_ND = _normed(layer.before_attention, hidden_ND)
-            projections = (layer.query, layer.key, layer.value)
-            query_NHS, key_NKS, value_NKS = (
-                product(normed_ND, each).view(len(hidden_ND), -1, self._head_size) for each in projections
-            )
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query_NHS, key_NKS = _normed(layer.query_norm, query_NHS), _normed(layer.key_norm, key_NKS)
-            query_NHS, key_NKS = (_apply(_Rotate, states, cos_N1S, sin_N1S) for states in (query_NHS, key_NKS))
-            attended = pattern.attend(number, query_NHS, key_NKS, value_NKS, layer.scale)
-            hidden_ND = hidden_ND + product(attended.reshape(len(hidden_ND), -1), layer.output)
-            normed_ND = _normed(layer.before_gate, hidden_ND)
-            hidden_ND = hidden_ND + _gated(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
+            query_NHS, key_NKS, value_NKS = self._projected(number, hidden_ND, cos_N1S, sin_N1S)
+            attended_ND = pattern.attend(number, query_NHS, key_NKS, value_NKS, layer.scale).flatten(1)
+            if wanted_X is not None and number == len(self._layers) - 1:  # of the others, nobody asks for more than keys and values
+                hidden_ND, attended_ND = (states.index_select(0, wanted_X) for states in (hidden_ND, attended_ND))
+            hidden_ND = hidden_ND + product(attended_ND, layer.output)
+            hidden_ND = hidden_ND + self._gated(number, _normed(layer.before_gate, hidden_ND))
         return _normed(self._norm, hidden_ND)
+
+    def _turns(self, like_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """For x · cos + (halves of x swapped) · sin, so that the first half of the sines is negated."""
+        cos, sin = self._angles(like_ND[None], positions_N[None])
+        cos_N1S, sin_N1S = cos[0].unsqueeze(1), sin[0].unsqueeze(1).clone()
+        sin_N1S[..., : self._head_size // 2].neg_()
+        return cos_N1S, sin_N1S
+
+    def _projected(self, number: int, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two in their positions."""
+        layer = self._layers[number]
+        normed_ND = _normed(layer.before_attention, hidden_ND)
+        projections = (layer.query, layer.key, layer.value)
+        query, key, value = (product(normed_ND, each).view(hidden_ND.shape[0], -1, self._head_size) for each in projections)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = _normed(layer.query_norm, query), _normed(layer.key_norm, key)
+        return _rotated(query, cos_N1S, sin_N1S), _rotated(key, cos_N1S, sin_N1S), value
+
+    def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
+        layer = self._layers[number]
+        return _gated(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
+
+    def frozen(self, length: int) -> "FrozenDecoder":
+        return FrozenDecoder(self, length)
+
+
+class FrozenDecoder(LeanDecoder):
+    """A decoder whose weights stay as they are for a while, without a gradient: matrices that meet the same values are joined, so
+    that there are fewer products and larger ones."""
+
+    def __init__(self, decoder: LeanDecoder, length: int) -> None:
+        vars(self).update(vars(decoder))
+        self._joined = [_joined(layer) for layer in self._layers]
+        weight = self._joined[0][0]
+        self._cos, self._sin = decoder._turns(weight, torch.arange(length, device=weight.device))
+
+    def _turns(self, like_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos.index_select(0, positions_N), self._sin.index_select(0, positions_N)
+
+    def _projected(self, number: int, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        layer, (weight, bias, _) = self._layers[number], self._joined[number]
+        values_NX = _plain_product(_normed(layer.before_attention, hidden_ND), weight, bias)
+        values_NXS = values_NX.view(hidden_ND.shape[0], -1, self._head_size)
+        shared = layer.key.out_features // self._head_size
+        asking_NXS, value_NKS = values_NXS[:, :-shared], values_NXS[:, -shared:]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            normed = (_normed(layer.query_norm, asking_NXS[:, :-shared]), _normed(layer.key_norm, asking_NXS[:, -shared:]))
+            asking_NXS = torch.cat(normed, dim=1)
+        turned_NXS = _plain_rotation(asking_NXS, cos_N1S, sin_N1S)
+        return turned_NXS[:, :-shared], turned_NXS[:, -shared:], value_NKS
+
+    def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
+        gate_up_FD, down_DF = self._joined[number][2], self._layers[number].down.weight
+        if len(normed_ND) in FEW_ROWS and normed_ND.device.type == "cpu":  # as in _plain_product; here no order in memory changes
+            gated_FN, upped_FN = (gate_up_FD @ normed_ND.t()).chunk(2)
+            return (down_DF @ silu(gated_FN, inplace=True).mul_(upped_FN)).t()
+        gated_NF, upped_NF = linear(normed_ND, gate_up_FD).chunk(2, dim=-1)
+        return linear(silu(gated_NF, inplace=True).mul_(upped_NF), down_DF)
+
+
+def _joined(layer: _Layer) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The matrix of queries, keys and values, with its bias, and that of gate and up."""
+    asked = (layer.query, layer.key, layer.value)
+    bias = None
+    if any(each.bias is not None for each in asked):
+        bias = torch.cat([each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in asked])
+    return torch.cat([each.weight for each in asked]), bias, torch.cat([layer.gate.weight, layer.up.weight])
 
 
 def _layer(layer: Any) -> _Layer:
@@ -99,19 +159,14 @@ def _layer(layer: Any) -> _Layer:
 def _normed(norm: Any, values: Tensor) -> Tensor:
     epsilon = norm.variance_epsilon
     if torch.is_grad_enabled():
-        return _apply(_Normed, values, norm.weight, epsilon)
+        return apply(_Normed, values, norm.weight, epsilon)
     return rms_norm(values, values.shape[-1:], norm.weight, epsilon)
-
-
-def _apply(function: Any, *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)
-    return result
 
 
 def product(values_ND: Tensor, layer: nn.Linear) -> Tensor:
     """What the layer itself would give. The weight's gradient is added where it is kept, so that no second one ever exists."""
     if torch.is_grad_enabled():
-        return _apply(_Product, values_ND, layer.weight, layer.bias)
+        return apply(_Product, values_ND, layer.weight, layer.bias)
     return _plain_product(values_ND, layer.weight, layer.bias)
 
 
@@ -126,10 +181,7 @@ def _plain_product(values_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None =
 
 def _gated(values_ND: Tensor, *weights: Tensor) -> Tensor:
     """down(silu(gate(x)) · up(x))"""
-    if torch.is_grad_enabled():
-        return _apply(_Gated, values_ND, *weights)
-    gate_FD, up_FD, down_DF = weights
-    return _plain_product(silu(_plain_product(values_ND, gate_FD), inplace=True).mul_(_plain_product(values_ND, up_FD)), down_DF)
+    return apply(_Gated, values_ND, *weights)
 
 
 class _Product(torch.autograd.Function):
@@ -181,13 +233,23 @@ class _Normed(torch.autograd.Function):
         return inner.sub_(unit.mul_(mean)).mul_(inverse).to(values.dtype), weight_grad, None
 
 
+def _rotated(values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        return apply(_Rotate, values_NHS, cos_N1S, sin_N1S)
+    return _plain_rotation(values_NHS, cos_N1S, sin_N1S)
+
+
+def _plain_rotation(values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
+    return torch.addcmul(values_NHS * cos_N1S, values_NHS.roll(values_NHS.shape[-1] // 2, -1), sin_N1S)
+
+
 class _Rotate(torch.autograd.Function):
     """Rotary positions: a rotation, so nothing of the values is kept, and the way back is the rotation the other way."""
 
     @staticmethod
     def forward(ctx: Any, values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
         ctx.save_for_backward(cos_N1S, sin_N1S)
-        return torch.addcmul(values_NHS * cos_N1S, values_NHS.roll(values_NHS.shape[-1] // 2, -1), sin_N1S)
+        return _plain_rotation(values_NHS, cos_N1S, sin_N1S)
 
     @staticmethod
     @once_differentiable
@@ -210,14 +272,12 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, None, None]:
         (values_ND, gated_NF, upped_NF), (gate_FD, up_FD, down_DF) = ctx.saved_tensors, ctx.weights
-        sigmoid_NF = torch.sigmoid(gated_NF)
-        active_NF = gated_NF * sigmoid_NF
+        active_NF = silu(gated_NF)
         if ctx.needs_input_grad[3]:
             _add_product(down_DF, grad_ND, active_NF * upped_NF)
         grad_NF = grad_ND @ down_DF
-        # d silu(g) = sigmoid(g) + silu(g) · (1 - sigmoid(g))
-        slope_NF = active_NF.mul(1 - sigmoid_NF).add_(sigmoid_NF)
-        upped_grad_NF, gated_grad_NF = grad_NF * active_NF, slope_NF.mul_(upped_NF).mul_(grad_NF)
+        upped_grad_NF = active_NF.mul_(grad_NF)
+        gated_grad_NF = torch.ops.aten.silu_backward(grad_NF.mul_(upped_NF), gated_NF)
         if ctx.needs_input_grad[1]:
             _add_product(gate_FD, gated_grad_NF, values_ND)
         if ctx.needs_input_grad[2]:

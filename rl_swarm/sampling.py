@@ -13,7 +13,9 @@ from torch import Tensor
 
 from rl_swarm import grpo
 from rl_swarm.architecture import accepted_arguments
-from rl_swarm.attention import Growing, PackedDecoder, Prompts, positions
+from rl_swarm.attention import Growing, PackedDecoder, Prompts
+from rl_swarm.grid import positions
+from rl_swarm.lean import FrozenDecoder
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,23 @@ class Sampler:
     top_p: float
     device: torch.device
 
-    @torch.no_grad()  # not inference_mode: what a model caches on the way must stay usable in training
     def sample(self, prompts: Sequence[Sequence[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
         """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily.
 
         N counts rows of the result, M rows still in the batch: those that ended leave it, a quarter of the batch at a time, since
         taking rows out copies what is kept of them.
         """
-        batch: PackedBatch | PaddedBatch
-        if self.decoder is None:
-            batch = PaddedBatch(self, prompts, group_size)
-        else:
-            batch = PackedBatch(self, self.decoder, prompts, group_size)
-        rows, steps, device = len(prompts) * group_size, self.max_new_tokens, self.device
+        with torch.no_grad():
+            length = max(map(len, prompts)) + self.max_new_tokens
+            decoder = None if self.decoder is None else self.decoder.frozen(length)
+        # What a model of transformers caches on the way must stay usable in training; nothing of ours lasts.
+        with torch.inference_mode(isinstance(decoder, FrozenDecoder)), torch.no_grad():
+            if decoder is None:
+                return self._continue(PaddedBatch(self, prompts, group_size), len(prompts) * group_size, uniforms_IGT)
+            return self._continue(PackedBatch(self, decoder, prompts, group_size), len(prompts) * group_size, uniforms_IGT)
+
+    def _continue(self, batch: "PackedBatch | PaddedBatch", rows: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
+        steps, device = self.max_new_tokens, self.device
         uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, _precise(device))
         ids_NT = torch.zeros((rows, steps), dtype=torch.long, device=device)
         logprobs_NT = torch.zeros((rows, steps), device=device)
@@ -63,16 +69,18 @@ class Sampler:
             chosen_M = probs_MV.argmax(-1) if uniforms_NT is None else grpo.draw(probs_MV, uniforms_NT[at_M, step], self.top_p)
             ids_NT[at_M, step] = chosen_M
             logprobs_NT[at_M, step] = grpo.chosen(probs_MV, chosen_M).log()
-            ended_M = torch.isin(chosen_M, ends) & ~stopped_N[at_M]
-            lengths_N[at_M[ended_M]] = step + 1
-            stopped_N[at_M[ended_M]] = True
-            running_M = (~stopped_N[at_M]).nonzero().squeeze(-1)
-            if len(running_M) == 0 or step + 1 == steps:
-                break
-            if len(running_M) <= 0.75 * len(at_M):
-                batch.keep(running_M)
-                at_M, chosen_M = at_M[running_M], chosen_M[running_M]
-            batch.advance(chosen_M)
+            ended_M = torch.isin(chosen_M, ends)
+            if bool(ended_M.any()):  # of those that had ended before, what follows is not looked at
+                ended = at_M[ended_M & ~stopped_N[at_M]]
+                lengths_N[ended], stopped_N[ended] = step + 1, True
+                running_M = (~stopped_N[at_M]).nonzero().squeeze(-1)
+                if len(running_M) == 0:
+                    break
+                if len(running_M) <= 0.75 * len(at_M):
+                    batch.keep(running_M)
+                    at_M, chosen_M = at_M[running_M], chosen_M[running_M]
+            if step + 1 < steps:
+                batch.advance(chosen_M)
         ids, logprobs, lengths, stopped = ids_NT.tolist(), logprobs_NT.tolist(), lengths_N.tolist(), stopped_N.tolist()
         return [Sampled(tuple(ids[n][: lengths[n]]), tuple(logprobs[n][: lengths[n]]), stopped[n]) for n in range(rows)]
 
@@ -86,9 +94,9 @@ class PackedBatch:
         lengths, device = [len(prompt) for prompt in prompts], sampler.device
         read = Prompts(lengths, device)
         ids_N = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        hidden_ND = decoder(self._table(ids_N), positions(lengths, device), read)
         lasts_I = torch.tensor(lengths, device=device).cumsum(0) - 1
-        self.logits_MV = self._head(hidden_ND.index_select(0, lasts_I)).repeat_interleave(group_size, dim=0)
+        hidden_ID = decoder(self._table(ids_N), positions(lengths, device), read, lasts_I)
+        self.logits_MV = self._head(hidden_ID).repeat_interleave(group_size, dim=0)
         self._rows = Growing(read, group_size, sampler.max_new_tokens)
         self._positions_M = torch.tensor(lengths, device=device).repeat_interleave(group_size)
 
@@ -99,7 +107,7 @@ class PackedBatch:
     def advance(self, chosen_M: Tensor) -> None:
         """Append one token to every row and compute the logits of the next."""
         self.logits_MV = self._head(self._decoder(self._table(chosen_M), self._positions_M, self._rows))
-        self._rows.step += 1
+        self._rows.grow()
         self._positions_M = self._positions_M + 1
 
 

@@ -20,6 +20,7 @@ LEVELS = [
         "swarm",
         "selection",
         "grpo",
+        "grid",
         "attention",
         "lean",
         "architecture",
@@ -37,7 +38,20 @@ LEVELS = [
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
-TORCH = {"memory", "models", "policy", "grpo", "attention", "lean", "architecture", "sampling", "forward", "trainer", "checkpoint"}
+TORCH = {
+    "memory",
+    "models",
+    "policy",
+    "grpo",
+    "grid",
+    "attention",
+    "lean",
+    "architecture",
+    "sampling",
+    "forward",
+    "trainer",
+    "checkpoint",
+}
 
 
 def imports(path: Path) -> set[str]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_swarm import attention
 from rl_swarm.architecture import has_plain_head, packed_decoder
 from rl_swarm.attention import HostedDecoder
 from rl_swarm.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
@@ -65,6 +66,17 @@ def test_hosted_layers_give_the_same(architecture: str) -> None:
 def test_reading_and_gradient_are_those_of_each_passage_alone(
     architecture: str, kind: type[Reader], token_budget: int, logit_values: int
 ) -> None:
+    check_against_the_textbook(architecture, kind, token_budget, logit_values)
+
+
+@pytest.mark.parametrize("token_budget", [1 << 16, 16, 1])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_long_completions_are_read_alike(architecture: str, token_budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FEW_PAIRS", 0)
+    check_against_the_textbook(architecture, PackedReader, token_budget, 1 << 26)
+
+
+def check_against_the_textbook(architecture: str, kind: type[Reader], token_budget: int, logit_values: int) -> None:
     made, textbook = policy(architecture, temperature=0.7), policy(architecture, temperature=0.7)
     found = read(kind(made, logit_values), made, token_budget)
     for row, passage in enumerate(PASSAGES):
@@ -103,7 +115,11 @@ def test_every_prompt_goes_through_the_model_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LeanDecoder, "__call__", watched)
     assert len(list(PackedReader(made).parts(made.model, passages, 100))) == 1
-    assert seen == [7, 3], "7 prompt tokens, then the 3 completion tokens that predict another"
+    assert seen == [10], "7 prompt tokens and the 3 completion tokens that predict another, in one pass"
+    seen.clear()
+    twice = [Passage((1, 2, 3), (4, 5, 6)), Passage((1, 2, 3), (6, 5, 4))]
+    assert len(list(PackedReader(made).parts(made.model, twice, 6))) == 2
+    assert seen == [3, 2, 2], "the prompt, then the completions in two parts"
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 256, 257])

@@ -169,11 +169,11 @@ def test_a_batch_that_does_not_fit_is_sampled_in_halves(monkeypatch: pytest.Monk
     expected = answers(made)
     compute, sizes = LeanDecoder.__call__, []
 
-    def limited(self, embedded, positions, pattern):
+    def limited(self, embedded, positions, pattern, wanted=None):
         sizes.append(len(embedded))
         if isinstance(pattern, Growing) and len(embedded) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return compute(self, embedded, positions, pattern)
+        return compute(self, embedded, positions, pattern, wanted)
 
     monkeypatch.setattr(LeanDecoder, "__call__", limited)
     halved = answers(made)

@@ -363,7 +363,7 @@ def refuse(made: Policy, tokens: int, monkeypatch: pytest.MonkeyPatch, where: st
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("tokens", [140, 200, 300])
+@pytest.mark.parametrize("tokens", [160, 200, 300])
 def test_a_batch_that_does_not_fit_is_cut_with_the_same_gradient(tokens: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     batch = [*scored(made), PEER]

@@ -1,0 +1,84 @@
+"""Packed tokens, texts one behind the other in a single row, and where each lies when the texts are put side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def positions(lengths: Sequence[int], device: torch.device, starts: Sequence[int] | None = None) -> Tensor:
+    """The position of each token in its own text; texts that continue another one start where that ended."""
+    return torch.cat(
+        [
+            torch.arange(start, start + length, device=device)
+            for start, length in zip(starts or [0] * len(lengths), lengths, strict=True)
+        ]
+    )
+
+
+def apply(function: Any, *arguments: Any) -> Tensor:
+    """An autograd function's `apply`, which has no types."""
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
+class Grid:
+    """Texts in rows, padded on the right with zeros; `filled` tells tokens from padding.
+
+    Texts lie in order or in the given `rows`, of `height`; a row without a text is all padding.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], device: torch.device, rows: Sequence[int] | None = None, height: int | None = None
+    ) -> None:
+        width, places = max(lengths), list(rows or range(len(lengths)))
+        self._cells_N = positions(lengths, device, [row * width for row in places])
+        filled = torch.zeros((height or len(lengths)) * width, dtype=torch.bool, device=device)
+        filled[self._cells_N] = True
+        self.filled, self.tokens = filled.view(-1, width), len(self._cells_N)
+        self._same = self.tokens == len(filled) and places == sorted(places)  # packed already is spread
+
+    def spread(self, packed_N: Tensor) -> Tensor:
+        if self._same:
+            return packed_N.view(*self.filled.shape, *packed_N.shape[1:])
+        return apply(_Spread, packed_N, self)
+
+    def pack(self, spread: Tensor) -> Tensor:
+        if self._same:
+            return spread.flatten(0, 1)
+        return apply(_Pack, spread, self)
+
+    def put(self, packed_N: Tensor) -> Tensor:
+        empty = packed_N.new_zeros((self.filled.numel(), *packed_N.shape[1:]))
+        return empty.index_copy_(0, self._cells_N, packed_N).view(*self.filled.shape, *packed_N.shape[1:])
+
+    def take(self, spread: Tensor) -> Tensor:
+        return spread.flatten(0, 1).index_select(0, self._cells_N)
+
+
+class _Spread(torch.autograd.Function):
+    """Every token has one cell, so that the way back is to take it from there; autograd would look for several, and add them up."""
+
+    @staticmethod
+    def forward(ctx: Any, packed_N: Tensor, grid: Grid) -> Tensor:
+        ctx.grid = grid
+        return grid.put(packed_N)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.grid.take(grad), None
+
+
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, spread: Tensor, grid: Grid) -> Tensor:
+        ctx.grid = grid
+        return grid.take(spread)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
+        return ctx.grid.put(grad_N), None
