@@ -115,9 +115,11 @@ class FrozenDecoder(LeanDecoder):
 
     def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
         gate_up_FD, down_DF = self._joined[number][2], self._layers[number].down.weight
-        if len(normed_ND) in FEW_ROWS and normed_ND.device.type == "cpu":  # as in _plain_product; here no order in memory changes
+        if (
+            len(normed_ND) in FEW_ROWS and normed_ND.device.type == "cpu"
+        ):  # as in _plain_product; the order in memory costs nothing here
             gated_FN, upped_FN = (gate_up_FD @ normed_ND.t()).chunk(2)
-            return (down_DF @ silu(gated_FN, inplace=True).mul_(upped_FN)).t()
+            return _plain_product(silu(gated_FN, inplace=True).mul_(upped_FN).t(), down_DF)
         gated_NF, upped_NF = linear(normed_ND, gate_up_FD).chunk(2, dim=-1)
         return linear(silu(gated_NF, inplace=True).mul_(upped_NF), down_DF)
 
