@@ -20,7 +20,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, $(PYTHON) is older: set PYTHON=python3.12 or the like" >&2; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@echo "Setting up $(VENV); the first time takes a few minutes"
-	@$(BIN)/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]'
 	@touch $@
 
 demo: $(READY) ## Train four small models together on this machine, shown live
@@ -55,14 +55,14 @@ bench-check: $(READY) ## Fail where a ratio measured by make bench is worse than
 
 $(TRL_READY): pyproject.toml $(CONSTRAINTS) constraints/trl.txt
 	@$(TRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(TRL_VENV); $(PYTHON) -m venv $(TRL_VENV); }
-	@$(TRL_VENV)/bin/pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/trl.txt) -e . trl
+	@$(TRL_VENV)/bin/python -m pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/trl.txt) -e . trl
 	@touch $@
 
 # GenRL without its dependencies: it asks for hivemind, which its trainer does not import, and for transformers before 5.
 $(GENRL_READY): constraints/torch.txt constraints/genrl.txt
 	@$(GENRL_VENV)/bin/python -m pip --version >/dev/null 2>&1 || { rm -rf $(GENRL_VENV); $(PYTHON) -m venv $(GENRL_VENV); }
-	@$(GENRL_VENV)/bin/pip install -q --disable-pip-version-check -c constraints/torch.txt -c constraints/genrl.txt torch transformers datasets tensorboard wandb
-	@$(GENRL_VENV)/bin/pip install -q --disable-pip-version-check --no-deps -c constraints/genrl.txt gensyn-genrl
+	@$(GENRL_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints/torch.txt -c constraints/genrl.txt torch transformers datasets tensorboard wandb
+	@$(GENRL_VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps -c constraints/genrl.txt gensyn-genrl
 	@touch $@
 
 soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow
@@ -75,4 +75,4 @@ readme: $(READY) ## Write the table of settings into the README
 	$(BIN)/python -m tests.test_readme
 
 lock: $(READY) ## Write the versions in use to constraints/libraries.txt
-	$(BIN)/pip freeze --exclude-editable | grep -vE '^(torch|numpy|nvidia|triton|cuda)[-_=a-z0-9]*==' > constraints/libraries.txt
+	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(torch|numpy|nvidia|triton|cuda)[-_=a-z0-9]*==' > constraints/libraries.txt
