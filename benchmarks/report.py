@@ -82,6 +82,10 @@ def _promises(results: dict[str, Any]) -> str:
     for what, figure, bound, below, holds in verdicts(results):
         limit = f"{'at most' if below else 'at least'} {bound:.3g}"
         lines.append(f"| {what} | {figure:.3f} | {limit} | {'holds' if holds else '**does not hold**'} |")
+    lines += [
+        "",
+        "What was tried, and what stands in the way where a promise does not hold: [LOG.md](LOG.md#speed-found-by-profile).",
+    ]
     return "\n".join(lines)
 
 
@@ -145,6 +149,8 @@ def _workers(workers: dict[str, Any]) -> str:
             f"| {run['workers']} | {run['cores']} | {run['external']} | {run['node_rounds_per_s']:.2f} "
             f"| {run['round_seconds']:.3f} | {100 * run['other_share']:.1f} % |"
         )
+    gains = ", ".join(f"{gain:.2f}" for gain in workers["gains"])
+    lines += ["", f"One worker on one core and four on two took turns: the four did {gains} times as many node-rounds a second."]
     return "\n".join(lines)
 
 
