@@ -84,8 +84,9 @@ class LeanDecoder:
         layer = self._layers[number]
         return _gated(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
 
-    def frozen(self, length: int) -> "FrozenDecoder":
-        return FrozenDecoder(self, length)
+    def frozen(self, length: int) -> "LeanDecoder":
+        """On a processor the joined matrices are worth their memory; on a GPU an evaluation's large batches want it."""
+        return FrozenDecoder(self, length) if self._layers[0].output.weight.device.type == "cpu" else self
 
 
 class FrozenDecoder(LeanDecoder):

@@ -54,7 +54,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def shape(**changes: Any) -> Shape:
     """A model of round numbers."""
-    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 10, 40, 20, 100, None, False, 1, False)
+    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 10, 40, 20, 100, None, False, 1, False, True)
     return replace(usual, **changes)
 
 
@@ -119,6 +119,9 @@ def test_each_part_by_hand() -> None:
     found = memory.estimate(shape(), work(), "cpu")
     assert part(found, "weights") == part(found, "gradients") == 4000
     assert part(found, "Adam's averages") == 8000
+    assert part(found, "joined matrices") == 2 * 10 * (10 + 20 + 2 * 40) * 4
+    for kind, other in (("cpu", {"gated": False}), ("cpu", {"lora": True}), ("cuda", {})):
+        assert part(memory.estimate(shape(**other), work(), kind), "joined matrices") == 0
     cached = 4 * 30 * (2 + 1) + 32 * 10 * 2 * 1.75
     assert part(found, "key-value cache") == cached * 20 * 4, "4 prompts, a layer of them twice, and 32 rows, three quarters twice"
     tokens = 8 * 30 + 64 * 10
@@ -136,7 +139,7 @@ def test_the_peak_is_the_largest_phase_and_not_the_sum() -> None:
     found = memory.estimate(shape(), work(), "cpu")
     always = part(found, "weights") + part(found, "Adam's averages") + part(found, "framework")
     phases = {
-        "answering": part(found, "key-value cache") + part(found, "reading and sampling"),
+        "answering": sum(part(found, name) for name in ("joined matrices", "key-value cache", "reading and sampling")),
         "training": sum(part(found, name) for name in ("activations", "logits", "gradients on their way", "gradients")),
         "resuming": part(found, "checkpoint being restored"),
     }

@@ -183,6 +183,17 @@ def test_a_batch_that_does_not_fit_is_sampled_in_halves(monkeypatch: pytest.Monk
         list(made.answer(QUESTIONS[:1], 5, 1))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_decoder_that_is_not_frozen_samples_the_same(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    made = policy(architecture)
+    expected = answers(made)
+    monkeypatch.setattr(LeanDecoder, "frozen", lambda self, length: self)
+    assert [[done.token_ids for done in group] for group in answers(made)] == [
+        [done.token_ids for done in group] for group in expected
+    ]
+
+
 def test_other_failures_are_not_taken_for_a_lack_of_memory() -> None:
     assert out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
     assert out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))

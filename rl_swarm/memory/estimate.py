@@ -115,7 +115,14 @@ def _answering(shape: Shape, work: Workload, kind: str) -> list[Part]:
         reading = questions * work.prompt_tokens * read * shape.value_bytes
         sampling = questions * group_size * shape.vocabulary * (SAMPLING_BYTES + (SORTING_BYTES if work.sorts else 0))
         computing = max(computing, reading, sampling)
-    return [Part("key-value cache", ("answering",), cache), Part("reading and sampling", ("answering",), computing)]
+    # Queries, keys and values in one matrix, gate and up in another: see LeanDecoder.frozen.
+    joined = shape.layers * shape.hidden * (shape.attention + shape.cached + 2 * shape.intermediate)
+    joined = joined if kind == "cpu" and shape.gated and not shape.lora else 0
+    return [
+        Part("joined matrices", ("answering",), joined * shape.value_bytes),
+        Part("key-value cache", ("answering",), cache),
+        Part("reading and sampling", ("answering",), computing),
+    ]
 
 
 def _training(shape: Shape, work: Workload, kind: str, smallest: bool) -> list[Part]:

@@ -14,7 +14,7 @@ from rl_swarm.memory.device import GIGABYTE, Device
 class Shape:
     """`hidden` to `cached` are sizes of one layer, in values a token; `cached` are its keys and values.
 
-    `heads` are those of queries; `normed` says that queries and keys are normalized (Qwen3).
+    `heads` are those of queries; `normed` says that queries and keys are normalized (Qwen3), `gated` that layers are Llama's.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Shape:
     lora: bool
     heads: int
     normed: bool
+    gated: bool
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -87,4 +88,5 @@ def _measured(name: str, model: Any, text: Any, dtype: Any, lora_rank: int) -> S
         lora=bool(lora_rank),
         heads=heads,
         normed=any(".q_norm." in parameter for parameter, _ in model.named_parameters()),
+        gated=any(".gate_proj." in parameter for parameter, _ in model.named_parameters()),
     )
