@@ -26,6 +26,7 @@ from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Reward, Rounds
 
 BARREN_ROUNDS = 20
+LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
 PUSH_SECONDS = {"complete": 1800.0, "stopped": 60.0}  # who stops a node waits for it
 PATIENCE_INTERVALS = (
     1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
@@ -338,8 +339,22 @@ class Worker:
             self.journal.event("checkpoint_failed", error=str(error))
             self.journal.say(str(error))
 
+    def _save_at_last(self) -> None:
+        """All that was learnt since the last checkpoint is at stake: wait a minute for room, unless a stop is asked for."""
+        deadline = self.clock.monotonic() + LAST_SAVE_SECONDS
+        while True:
+            try:
+                self._save()
+                return
+            except CheckpointError as error:
+                if self.stop.requested or self.clock.monotonic() >= deadline:
+                    raise
+                self.journal.event("checkpoint_failed", error=str(error))
+                self.journal.say(f"{error}; tried again in {LAST_SAVE_PAUSE:.0f} s")
+            self.clock.sleep(LAST_SAVE_PAUSE)
+
     def _finish(self, outcome: str, number: int) -> None:
-        self._save()
+        self._save_at_last()
         if self.push:
             self.journal.state("pushing the model", self._boundary[0])
             self.push(self._boundary[0])

@@ -18,7 +18,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
-from rl_swarm.worker import BARREN_ROUNDS, Stop, Worker, WorkerSettings
+from rl_swarm.worker import BARREN_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
 from tests.clocks import VirtualClock
 from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
@@ -201,14 +201,40 @@ def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) 
                 raise CheckpointError("no space left")
             super().save(round, node_state, trainer_state)
 
-    checkpoints = FullDisk()
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints, checkpoint_interval=1)
+    checkpoints, clock = FullDisk(), VirtualClock()
+    worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=1)
     with pytest.raises(CheckpointError):
         worker.run()
+    assert clock.monotonic() >= LAST_SAVE_SECONDS
     assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
     checkpoints.full = False
     make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints).run()
     assert checkpoints.saved is not None
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_last_checkpoint_waits_for_room_unless_a_stop_is_asked_for(tmp_path: Path, stopped: bool) -> None:
+    stop, clock = Stop(), VirtualClock()
+
+    class FullForAWhile(StandInCheckpoints):
+        tries = 0
+
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            self.tries += 1
+            stop.requested = stopped
+            if self.tries < 4:
+                raise CheckpointError("no space left")
+            super().save(round, node_state, trainer_state)
+
+    checkpoints = FullForAWhile()
+    worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=100, stop=stop)
+    if stopped:
+        with pytest.raises(CheckpointError):
+            worker.run()
+        assert checkpoints.tries == 1
+    else:
+        assert worker.run() == "complete"
+        assert checkpoints.tries == 4
 
 
 def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agree(tmp_path: Path) -> None:
