@@ -384,6 +384,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of memory")
 def test_the_estimate_lies_within_a_factor_of_two_of_a_real_worker(tmp_path: Path) -> None:
     config = LlamaConfig(

@@ -176,6 +176,7 @@ def test_the_documents_imports(finished: Terminals) -> None:
     assert run_with_live_output([sys.executable, "-c", "print('x' * 100000); raise SystemExit(3)"]) == 3
 
 
+@pytest.mark.slow
 def test_j_asked_for_and_never_reached_fails(tmp_path: Path) -> None:
     """A model with random weights answers nothing right, so no rollout is informative."""
     folder = tmp_path / "random-gpt2"
