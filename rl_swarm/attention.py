@@ -153,7 +153,7 @@ class Completions:
 
 class ShortCompletions:
     """All queries of a prompt's completions ask its keys in one product, and the weights of all pairs exist: at this size a fused
-    kernel, which wants the prompt's keys once for every completion, takes twice as long."""
+    kernel, which wants the prompt's keys once for every completion, takes longer, for nano 1.7 times as long."""
 
     def __init__(self, table: "_Table", keys: dict[int, Tensor], values: dict[int, Tensor]) -> None:
         self._table, self._keys, self._values = table, keys, values

@@ -82,7 +82,7 @@ class LeanDecoder:
 
     def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
         layer = self._layers[number]
-        return _gated(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
+        return apply(_Gated, normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
 
     def frozen(self, length: int) -> "LeanDecoder":
         """On a processor the joined matrices are worth their memory; on a GPU an evaluation's large batches want it."""
@@ -182,11 +182,6 @@ def _plain_product(values_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None =
     return linear(values_ND, weight_FD, bias_F)
 
 
-def _gated(values_ND: Tensor, *weights: Tensor) -> Tensor:
-    """down(silu(gate(x)) · up(x))"""
-    return apply(_Gated, values_ND, *weights)
-
-
 class _Product(torch.autograd.Function):
     """Weights are held by reference, not saved: where a part is computed again (`checkpoint`), the saved ones are copies."""
 
@@ -262,7 +257,7 @@ class _Rotate(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """Kept are x and the two products; what is cheap is computed again on the way back."""
+    """down(silu(gate(x)) · up(x)). Kept are x and the two products; what is cheap is computed again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, values_ND: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor) -> Tensor:

@@ -336,8 +336,11 @@ class Worker:
         try:
             self._save()
         except CheckpointError as error:
-            self.journal.event("checkpoint_failed", error=str(error))
-            self.journal.say(str(error))
+            self._tell(error)
+
+    def _tell(self, error: CheckpointError) -> None:
+        self.journal.event("checkpoint_failed", error=str(error))
+        self.journal.say(str(error))
 
     def _save_at_last(self) -> None:
         """All that was learnt since the last checkpoint is at stake: wait a minute for room, unless a stop is asked for."""
@@ -349,8 +352,7 @@ class Worker:
             except CheckpointError as error:
                 if self.stop.requested or self.clock.monotonic() >= deadline:
                     raise
-                self.journal.event("checkpoint_failed", error=str(error))
-                self.journal.say(f"{error}; tried again in {LAST_SAVE_PAUSE:.0f} s")
+                self._tell(error)
             self.clock.sleep(LAST_SAVE_PAUSE)
 
     def _finish(self, outcome: str, number: int) -> None:
