@@ -27,9 +27,9 @@ SITUATIONS = (("faster", 2.0), ("at the same pace", 2.0), ("at the same pace", 0
 
 
 class SlowFolder(FolderStore):
-    def _get(self, key: str, limit: int | None) -> bytes:
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
         time.sleep(OPERATION_SECONDS)
-        return super()._get(key, limit)
+        return super()._get(key, limit, offset)
 
     def _list(self, folder: str) -> list[str]:
         time.sleep(OPERATION_SECONDS)

@@ -29,7 +29,7 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.swarm.peers import read_registration
-from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.view import visible
 
 Flags = Mapping[str, str | None]
@@ -86,7 +86,7 @@ def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
     """The experiment that the settings name, with its own settings beneath them; raise ConfigError if nobody has started it."""
     config = configuration.load(environment, flags)
     configuration.require(config, "store", "experiment")
-    store, layout = open_store(config.store_url), Layout(config.experiment_name)
+    store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
     experiment = experiments.read(store, layout)
     if experiment is None:
         raise ConfigError(
@@ -142,7 +142,7 @@ def _read(run: Run, found: Found, skipped: list[str]) -> Trained | None:
         copied = Path(scratch, Checkpoints.name(found.round))
         try:
             if found.path is None:
-                run.store.get_file(run.layout.checkpoint(found.round, found.node_id), copied)
+                run.store.get_file(run.layout.checkpoint(found.round, found.node_id), copied, limit=1 << 40)
             else:
                 copied.symlink_to(found.path.absolute())
         except NotFound:
@@ -205,7 +205,7 @@ def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
 def _scores(config: Config, question: str, *texts: str) -> list[float | None]:
     """What the verifier pays for each text, where the question is one of the held-out ones, whose answers are known."""
     try:
-        tasks = Tasks(parse_tasks(config.tasks), seed=config.seed, node_id=config.node)
+        tasks = Tasks(tasks_of(config), seed=config.seed, node_id=config.node)
     except ConfigError:  # a task that this machine does not have: it is needed for nothing else here
         return [None] * len(texts)
     try:

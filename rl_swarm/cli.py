@@ -123,23 +123,35 @@ def node(**flags: str | None) -> None:
 
 
 @main.command()
-@click.argument("address", metavar="STORE/EXPERIMENT")
+@click.argument("address", metavar="STORE/EXPERIMENT[#KEY]")
 @configurable
 def join(address: str, **flags: str | None) -> None:
-    """Join an experiment as a worker, with its own settings: all that a newcomer needs is one string."""
+    """Join an experiment as a worker, with its own settings: all that a newcomer needs is one string.
+
+    With the founder's public KEY nothing is believed that neither the founder nor its author has signed.
+    """
     from rl_swarm.store import open_store
     from rl_swarm.swarm import experiment as experiments
     from rl_swarm.swarm.layout import Layout
 
-    place, separator, experiment = address.rstrip("/").rpartition("/")
+    path, _, founder = address.rpartition("#") if "#" in address else (address, "", None)
+    place, separator, experiment = path.rstrip("/").rpartition("/")
     if not separator or not place:
-        raise ConfigError(f"the address must be STORE/EXPERIMENT, got {address!r}: for instance ./rl-swarm-data/demo")
+        raise ConfigError(
+            f"the address must be STORE/EXPERIMENT or STORE/EXPERIMENT#KEY, got {address!r}: for instance ./data/demo"
+        )
     flags |= {"store": place, "experiment": experiment}
+    flags |= {"founder": founder} if founder is not None else {}
     loaded = load(os.environ, flags)
-    if experiments.read(open_store(loaded.store_url), Layout(loaded.experiment_name)) is None:
+    store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+    found = experiments.read(store, layout, loaded.founder)
+    if found is None:
         raise ConfigError(
             f"there is no experiment {experiment!r} in {place!r}: check the address, or start one with 'rl-swarm work'"
         )
+    click.echo("this is what you take part in:")
+    for name, value in experiments.asks_for(found, loaded.founder):
+        click.echo(visible(f"  {name:<11}{value}"))
     _work(flags)
 
 
@@ -156,7 +168,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
     from rl_swarm.swarm.layout import Layout
 
     loaded = _load(flags)
-    store = open_store(loaded.store_url)
+    store = open_store(loaded.store_url, writable=False)
     layout = Layout(loaded.experiment_name)
 
     def read() -> ExperimentStatus:
@@ -303,7 +315,9 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
     from rl_swarm.view import findings_view
 
     loaded = _load(flags)
-    findings = check(open_store(loaded.store_url), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants))
+    findings = check(
+        open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants)
+    )
     Console().print(findings_view(findings))
     Path(output).write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
     sys.exit(0 if passed(findings) else 1)

@@ -50,6 +50,13 @@ def text(value: str) -> str:
     return value
 
 
+def public_key(value: str) -> str:
+    key = value.strip().lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", key):
+        raise ValueError("is no public key: it has 64 hexadecimal digits, as a node prints them when it starts")
+    return key
+
+
 def boolean(value: str) -> bool:
     word = value.strip().lower()
     if word in {"true", "1", "yes", "on"}:
@@ -128,6 +135,9 @@ class Config:
     )
     seed: int = setting("SEED", 42, integer(0, (1 << 53) - 1), "seed of everything random on this node")
     tasks: str = setting("TASKS", "paper", text, "paper, easy, or a list such as gcd,chain_sum:max_digits=2", shared=True)
+    task_files: str | None = setting(
+        "TASK_FILES", None, text, "files with own tasks that this node may run where the experiment asks for them, with commas"
+    )
     max_rounds: int = setting("MAX_ROUNDS", 2000, integer(1), "the run is done when the swarm's round reaches this", shared=True)
     own_count: int = setting("NUM_TRAIN_SAMPLES", 8, integer(1), "I: own rollouts per round", shared=True)
     external_count: int = setting("NUM_TRANSPLANT_TREES", 0, integer(0), "J: rollouts per round sampled from peers", shared=True)
@@ -190,11 +200,20 @@ class Config:
     )
 
     identity: str | None = setting(
-        "SWARM_IDENTITY", None, text, "key file that signs this node's rollouts; made if it is not there"
+        "SWARM_IDENTITY", None, text, "key file that signs what this node publishes; made if it is not there"
     )
-    require_signatures: bool = setting("SWARM_REQUIRE_SIGNATURES", False, boolean, "take no rollouts that are not signed")
+    founder: str | None = setting(
+        "SWARM_FOUNDER", None, public_key, "public key of whoever started the experiment; nothing unsigned is believed then"
+    )
+    coordinator_keys: str | None = setting(
+        "SWARM_COORDINATOR_KEYS",
+        None,
+        text,
+        "public keys that may announce rounds besides the founder's: a file, or a list with commas",
+    )
+    require_signatures: bool = setting("SWARM_REQUIRE_SIGNATURES", False, boolean, "take nothing from peers that is not signed")
     allowed_keys: str | None = setting(
-        "SWARM_ALLOWED_KEYS", None, text, "take rollouts signed with these public keys only: a file, or a list with commas"
+        "SWARM_ALLOWED_KEYS", None, text, "take part only with these public keys: a file, or a list with commas"
     )
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -266,6 +285,10 @@ def describe(config: Config) -> list[dict[str, Any]]:
 def shared_settings(config: Config) -> dict[str, str]:
     """What the first node of an experiment publishes for those who join, as the environment would hold it."""
     return {item.variable: str(getattr(config, field_name)) for field_name, item in SETTINGS.items() if item.shared}
+
+
+def shared_variables() -> set[str]:
+    return {item.variable for item in SETTINGS.values() if item.shared}
 
 
 def require(config: Config, *field_names: str) -> None:

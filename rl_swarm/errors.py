@@ -4,6 +4,7 @@
     ├── ConfigError          a setting is wrong: one line, exit code 2
     ├── StoreError           the boundary to the shared store
     │   ├── NotFound         no such key: "not yet", never "gone for good"
+    │   │   └── Refused      this name can never be used: a link, a pipe, a folder, too large, no permission
     │   └── StoreAway        the store did not answer after retries: go on alone and try again later
     ├── BadDocument          a peer's document that must not be trusted; carries a `reason` that is counted
     │   └── Incomplete       the document is not all there yet: look again later
@@ -29,6 +30,10 @@ class StoreError(SwarmError):
 
 class NotFound(StoreError):
     pass
+
+
+class Refused(NotFound):
+    """Whoever only reads may take it for not found; whoever writes sets the document aside and says why."""
 
 
 class StoreAway(StoreError):

@@ -37,9 +37,9 @@ def can_check() -> bool:
     return importlib.util.find_spec("cryptography") is not None
 
 
-def require_library(variable: str) -> None:
+def require_library(what: str) -> None:
     if not can_check():
-        raise ConfigError(f"{variable} needs the library 'cryptography', which is not installed: {INSTALL}")
+        raise ConfigError(f"{what} needs the library 'cryptography', which is not installed: {INSTALL}")
 
 
 def signed_by(public: str, signature: str, message: bytes) -> bool:
@@ -112,22 +112,27 @@ def _read(pem: bytes, value: str) -> Identity:
     return Identity(private.public_key().public_bytes_raw().hex(), private)
 
 
-def allowed_keys(value: str) -> frozenset[str]:
-    """Public keys from a comma list, or from a file with one a line; what follows a '#' is for people."""
-    require_library("SWARM_ALLOWED_KEYS")
+def allowed_keys(value: str, variable: str = "SWARM_ALLOWED_KEYS") -> dict[str, str | None]:
+    """Public keys from a comma list, or from a file with one a line, and the name that each may use, None for any.
+
+    In a file a name may follow its key after a space; what follows a '#' is for people.
+    """
+    require_library(variable)
     lines = value.split(",")
     if not all(_PUBLIC.fullmatch(line.strip().lower()) for line in lines):
         try:
             lines = [line.partition("#")[0] for line in Path(value).expanduser().read_text().splitlines()]
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):
             raise ConfigError(
-                f"SWARM_ALLOWED_KEYS is neither a list of keys nor a file that can be read, got {value!r}: "
+                f"{variable} is neither a list of keys nor a file that can be read, got {value!r}: "
                 "a key is the 64 hexadecimal digits that a node prints when it starts"
             ) from None
-    keys = [line.strip().lower() for line in lines if line.strip()]
-    for key in keys:
-        if not _PUBLIC.fullmatch(key):
-            raise ConfigError(f"SWARM_ALLOWED_KEYS has a line that is no key, got {key!r}: a key is 64 hexadecimal digits")
+    keys: dict[str, str | None] = {}
+    for line in filter(str.strip, lines):
+        key, _, name = line.strip().partition(" ")
+        if not _PUBLIC.fullmatch(key.lower()):
+            raise ConfigError(f"{variable} has a line that is no key, got {key!r}: a key is 64 hexadecimal digits")
+        keys[key.lower()] = name.strip() or None
     if not keys:
-        raise ConfigError(f"SWARM_ALLOWED_KEYS names no key, got {value!r}: leave it out to take rollouts from everybody")
-    return frozenset(keys)
+        raise ConfigError(f"{variable} names no key, got {value!r}: leave it out to believe everybody")
+    return keys

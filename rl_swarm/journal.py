@@ -7,7 +7,6 @@ stops. `progress.py` reads both. The training loop never reads any of it.
 
 import contextlib
 import json
-import os
 import platform
 import resource
 import sys
@@ -18,39 +17,41 @@ from typing import Any
 
 from rl_swarm import __version__, progress
 from rl_swarm.clock import Clock
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import NotFound, Refused, StoreAway
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.text import visible
 
 SEGMENT_SECONDS = 30.0
+FAR_AHEAD_SECONDS = 10 * 365 * 86_400
 
 
 class Stream:
     """One journal of a node: lines go in, in order, and none is lost when a write fails."""
 
-    def __init__(self, store: Store, key: str, publisher: Publisher, clock: Clock) -> None:
+    def __init__(self, store: Store, key: str, publisher: Publisher, clock: Clock, warn: Callable[[str], None]) -> None:
         self.store = store
         self.key = key
         self.publisher = publisher
         self.clock = clock
-        self.path = store.local_path(key)
+        self._warn = warn
+        self._warned = False
         self._lines: list[str] = []
         self._last_flush = clock.monotonic()
         self._sequence = 0
 
     def append(self, line: str) -> None:
         self._lines.append(line)
-        if self.path or self.clock.monotonic() - self._last_flush >= SEGMENT_SECONDS:
+        if self.store.appendable or self.clock.monotonic() - self._last_flush >= SEGMENT_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         if not self._lines:
             return
         text = "".join(line + "\n" for line in self._lines).encode("utf-8", "backslashreplace")
-        if self.path:
-            if not self._append_in_place(text):
+        if self.store.appendable:
+            if not self._append(text):
                 return
         else:
             self.publisher.put(Layout.segment(self.key, self._next_sequence()), text)
@@ -62,34 +63,32 @@ class Stream:
 
         The segments stay: a listing may have left some out and a read may have been short, and nobody could tell afterwards.
         """
-        if self.path or not progress.segment_keys(self.store, self.key):
+        if self.store.appendable or not progress.segment_keys(self.store, self.key):
             return
         lines = progress.lines(self.store, self.key)
         self.store.rewrite(self.key, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     def _next_sequence(self) -> int:
-        """Beyond the time of day and beyond what the store has: a node that comes back, even with an empty disk, reuses none."""
+        """Beyond the time of day and beyond what the store has: a node that comes back, even with an empty disk, reuses none.
+
+        A number far in the future is none that a node gave.
+        """
+        now = int(self.clock.wall())
         if self._sequence == 0:
             with contextlib.suppress(StoreAway):
-                self._sequence = progress.newest_segment(self.store, self.key)
-        self._sequence = max(self._sequence + 1, int(self.clock.wall()))
+                self._sequence = progress.newest_segment(self.store, self.key, below=now + FAR_AHEAD_SECONDS)
+        self._sequence = max(self._sequence + 1, now)
         return self._sequence
 
-    def _append_in_place(self, text: bytes) -> bool:
-        assert self.path is not None
-        end: int | None = None
+    def _append(self, text: bytes) -> bool:
+        """False where the disk is full, the folder gone or the name taken: the lines stay here and go out with the next one."""
         try:
-            with self.path.open("a+b") as file:  # never makes folders: a store that was moved away is not made anew
-                end = file.seek(0, os.SEEK_END)
-                if end:
-                    file.seek(-1, os.SEEK_END)
-                    text = text if file.read(1) == b"\n" else b"\n" + text  # a killed process left half a line: end it
-                file.write(text)
-        except OSError:  # disk full or folder gone: the lines stay in memory and go out with the next one
-            if end is not None:
-                with contextlib.suppress(OSError):
-                    os.truncate(self.path, end)  # and nothing of a line that was cut stays in the file
+            self.store.append(self.key, text)
+        except (StoreAway, Refused) as error:
             self.publisher.counters["journal_retries"] += 1
+            if isinstance(error, Refused) and not self._warned:
+                self._warned = True
+                self._warn(f"{error}; until then this journal is kept in memory only")
             return False
         return True
 
@@ -113,15 +112,13 @@ class Journal:
         self._started = clock.monotonic()
 
         def stream(key: str) -> Stream:
-            return Stream(store, key, publisher, clock)
+            return Stream(store, key, publisher, clock, self._warn)
 
         self._metrics = stream(layout.log(node_id, "metrics.jsonl"))
         self._events = stream(layout.log(node_id, "training_events.jsonl"))
         self._progress = stream(layout.progress(node_id))
         self._out = stream(layout.log(node_id, "stdout.log"))
         self._err = stream(layout.log(node_id, "stderr.log"))
-        if self._metrics.path:
-            self._metrics.path.parent.mkdir(parents=True, exist_ok=True)
 
     def metrics(self, row: dict[str, Any]) -> None:
         """One line a round."""
@@ -157,10 +154,14 @@ class Journal:
 
     def say(self, line: str) -> None:
         line = visible(line)  # some lines quote what peers wrote
+        self._warn(line)
+        self._out.append(line)
+
+    def _warn(self, line: str) -> None:
+        """On the console alone."""
         if self.console:
             with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
-                self.console(line)
-        self._out.append(line)
+                self.console(visible(line))
 
     def error(self, failure: BaseException) -> None:
         """Record what ended this node, before it is raised further."""
@@ -178,13 +179,16 @@ class Journal:
     def rewind(self, round_number: int) -> None:
         """Drop metrics of this round and later, which a resumed node is about to do again, so that no row stands twice.
 
-        Segments are never changed; there the reader takes the last row of a round.
+        Segments and very long journals are never changed; there, and where this fails, the reader takes the last row of a round.
         """
-        path = self._metrics.path
-        if path and path.exists():
-            rows = progress.rows(path.read_text("utf-8", "replace").splitlines())
+        if not self.store.appendable:
+            return
+        with contextlib.suppress(NotFound, StoreAway):
+            data = self.store.get(self._metrics.key, limit=progress.JOURNAL_BYTES)
+            rows = progress.rows(data.decode("utf-8", "replace").splitlines())
             kept = [row for row in rows if isinstance(row.get("round"), int) and row["round"] < round_number]
-            self.store.rewrite(self._metrics.key, "".join(_line(row) + "\n" for row in kept).encode())
+            if len(data) <= progress.JOURNAL_BYTES:
+                self.store.rewrite(self._metrics.key, "".join(_line(row) + "\n" for row in kept).encode())
 
     def flush(self) -> None:
         for stream in self._streams():
@@ -192,8 +196,8 @@ class Journal:
 
     def merge(self) -> None:
         """At the end, when the spool is empty."""
-        with contextlib.suppress(StoreAway):  # the segments stay then, and every reader knows them
-            for stream in self._streams():
+        for stream in self._streams():
+            with contextlib.suppress(StoreAway, NotFound):  # the segments stay then, and every reader knows them
                 stream.merge()
 
     def _streams(self) -> tuple[Stream, ...]:

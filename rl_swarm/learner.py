@@ -13,7 +13,7 @@ from rl_swarm.policy import Policy
 from rl_swarm.push import make_pusher
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, round_of_folder
-from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.trainer import Trainer, TrainerSettings
 from rl_swarm.worker import Worker
 
@@ -50,7 +50,7 @@ def load_policy(config: Config) -> Policy:
 
 def make_learner(config: Config, node_id: str) -> Learner:
     """Tasks and model of one node; raises ConfigError or ModelError before any training begins."""
-    tasks = Tasks(parse_tasks(config.tasks), seed=config.seed, node_id=node_id)
+    tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, TrainerSettings(learning_rate=config.learning_rate, correction=config.correction))
@@ -89,7 +89,7 @@ def make_checkpoints(node: Node) -> Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         for number in stored_rounds(node.store, layout, node_id)[-KEPT:]:
             try:
-                node.store.get_file(layout.checkpoint(number, node_id), folder / Checkpoints.name(number))
+                node.store.get_file(layout.checkpoint(number, node_id), folder / Checkpoints.name(number), limit=1 << 40)
             except StoreError as error:
                 node.journal.say(f"the checkpoint of round {number} could not be fetched from the store: {error}")
 

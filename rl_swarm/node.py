@@ -17,7 +17,7 @@ from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
 from rl_swarm.coordinator import Coordinator, CoordinatorSettings
-from rl_swarm.identity import allowed_keys, load_identity, require_library
+from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
 from rl_swarm.journal import Journal
 from rl_swarm.local import LocalFolder, claim
 from rl_swarm.store import Store, open_store
@@ -61,6 +61,8 @@ class Node:
             finally:
                 self.journal.flush()
                 self.publisher.close(DRAIN_SECONDS)
+                for line in self.publisher.take_news():
+                    self.journal.say(line)
                 if self.publisher.pending:
                     self.journal.say(
                         f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
@@ -88,19 +90,23 @@ class Node:
 
 def load_config(
     environment: Mapping[str, str], flags: Mapping[str, str | None], tasks_version: str
-) -> tuple[Config, Store, Experiment]:
-    """Settings of this node, with the experiment's own beneath what is said here; publishes them if this node is the first."""
+) -> tuple[Config, Store, Experiment, Identity | None]:
+    """Settings of this node, with the experiment's own beneath what is said here, and its key.
+
+    Publishes the experiment if this node is the first, signed where SWARM_IDENTITY is set. In a signed one every node has a key.
+    """
     config = configuration.load(environment, flags)
     configuration.require(config, "store", "experiment")
     store = open_store(config.store_url)
     layout = Layout(config.experiment_name)
-    found = experiments.read(store, layout)
-    if found is not None:
-        config = configuration.load(environment, flags, found.settings)
-        experiments.check(config, found, tasks_version)
-        return config, store, found
-    published = experiments.publish(store, layout, config, tasks_version, store.clock)
-    return configuration.load(environment, flags, published.settings), store, published
+    identity = load_identity(config.identity, Path(store.url)) if config.identity else None
+    experiment = experiments.publish(store, layout, config, tasks_version, store.clock, identity)
+    config = configuration.load(environment, flags, experiment.settings)
+    experiments.check(config, experiment, tasks_version)
+    if identity is None and experiment.key:
+        require_library("an experiment that its founder has signed")
+        identity = load_identity(str(Path(config.home).expanduser() / KEY_FILE), Path(store.url))
+    return config, store, experiment, identity
 
 
 def open_node(
@@ -110,11 +116,11 @@ def open_node(
     tasks_version: str,
     console: Callable[[str], None] | None = print,
 ) -> Node:
-    config, store, experiment = load_config(environment, flags, tasks_version)
+    config, store, experiment, identity = load_config(environment, flags, tasks_version)
     clock = SystemClock()
     store.clock = clock
     layout = Layout(config.experiment_name)
-    identity = load_identity(config.identity, Path(store.url)) if config.identity else None
+    store.expect(layout.experiment)
     allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
@@ -129,7 +135,15 @@ def open_node(
         journal.say(f"warning: {warning}")
     if identity:
         journal.say(f"signing with the public key {identity.public}")
-    signatures = Signatures(identity, required=config.require_signatures, allowed=allowed, book=local.keys, say=journal.say)
+    signatures = Signatures(
+        identity,
+        experiment_id=experiment.experiment_id,
+        announcers=experiments.announcers(experiment),
+        required=config.require_signatures,
+        allowed=allowed,
+        book=local.keys,
+        say=journal.say,
+    )
     session = secrets.token_hex(8)
     register(
         store,

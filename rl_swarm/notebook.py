@@ -62,18 +62,18 @@ def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:
             "round": status.round,
             "num_peers": len(status.nodes),
         }
-        for status in progress.all_experiments(open_store(gdrive_base_path))
+        for status in progress.all_experiments(open_store(gdrive_base_path, writable=False))
     ]
 
 
 def get_experiment_status(gdrive_base_path: str, experiment_name: str) -> dict[str, Any]:
     """What `rl-swarm status --json` prints."""
-    return progress.experiment_status(open_store(gdrive_base_path), Layout(experiment_name)).as_dict()
+    return progress.experiment_status(open_store(gdrive_base_path, writable=False), Layout(experiment_name)).as_dict()
 
 
 def get_experiment_metrics(gdrive_base_path: str, experiment_name: str) -> list[dict[str, Any]]:
     """The metrics of all nodes, a row for each node and round; `pandas.DataFrame` takes it as it is."""
-    store, layout = open_store(gdrive_base_path), Layout(experiment_name)
+    store, layout = open_store(gdrive_base_path, writable=False), Layout(experiment_name)
     status = progress.experiment_status(store, layout)
     return [row for node in status.nodes for row in progress.metrics(store, layout, node.node_id)]
 
@@ -93,7 +93,7 @@ def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) 
 
 def export_experiment_summary(gdrive_base_path: str, experiment_name: str, output_path: str | None = None) -> dict[str, Any]:
     """Status, settings and rewards of an experiment, also written as JSON: by default into the experiment's own folder."""
-    store, layout = open_store(gdrive_base_path), Layout(experiment_name)
+    store, layout = open_store(gdrive_base_path, writable=False), Layout(experiment_name)
     published = experiments.read(store, layout)
     summary = {
         "experiment_name": experiment_name,
@@ -112,7 +112,7 @@ def export_experiment_summary(gdrive_base_path: str, experiment_name: str, outpu
 
 def get_experiment_progress(gdrive_path: str, experiment_name: str) -> dict[str, dict[str, Any]]:
     """The newest progress line of every node, by node."""
-    store, layout = open_store(gdrive_path), Layout(experiment_name)
+    store, layout = open_store(gdrive_path, writable=False), Layout(experiment_name)
     status = progress.experiment_status(store, layout)
     newest = {node.node_id: progress.last_rows(store, layout.progress(node.node_id)) for node in status.nodes}
     return {node_id: rows[-1] for node_id, rows in newest.items() if rows}

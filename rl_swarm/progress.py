@@ -5,22 +5,21 @@ of several metric rows for one round the last counts (a node that was killed doe
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rl_swarm.errors import NotFound
-from rl_swarm.store import Store
+from rl_swarm.store import Store, is_key
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
 
 TAIL_BYTES = 64 << 10
+JOURNAL_BYTES = 64 << 20  # of one journal or segment; what lies beyond is not read
 
 
 def segment_keys(store: Store, key: str) -> list[str]:
@@ -30,20 +29,34 @@ def segment_keys(store: Store, key: str) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: sequence_of_file(name) or 0)]
 
 
-def newest_segment(store: Store, key: str) -> int:
-    return max((sequence_of_file(part.rpartition("/")[2]) or 0 for part in segment_keys(store, key)), default=0)
+def newest_segment(store: Store, key: str, below: int) -> int:
+    """The highest number under which a segment is there, of those below a limit; 0 if there is none."""
+    numbers = (sequence_of_file(part.rpartition("/")[2]) or 0 for part in segment_keys(store, key))
+    return max((number for number in numbers if number < below), default=0)
+
+
+def segment_lines(store: Store, key: str) -> list[str]:
+    return [line for part in segment_keys(store, key) for line in _lines(store, part)]
 
 
 def lines(store: Store, key: str) -> list[str]:
-    """Every line of a journal, once."""
-    text = []
-    keys = [key] if store.local_path(key) else [key, *segment_keys(store, key)]
-    for part in keys:
-        try:
-            text.append(store.get(part).decode("utf-8", "replace"))
-        except NotFound:
-            continue
-    return list(dict.fromkeys(line for part in text for line in part.splitlines()))
+    """Every line of a journal, once, in order; a line that was written twice is there twice.
+
+    The documented file may be a copy of the segments, may have been appended to after they were merged, or may have grown in place
+    before the folder was used through a mount.
+    """
+    in_file, in_segments = _lines(store, key), segment_lines(store, key)
+    shared = min(len(in_file), len(in_segments))
+    if in_file[:shared] == in_segments[:shared]:
+        return max(in_file, in_segments, key=len)
+    return in_file + in_segments
+
+
+def _lines(store: Store, key: str) -> list[str]:
+    try:
+        return store.get(key, limit=JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
+    except NotFound:
+        return []
 
 
 def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
@@ -61,14 +74,14 @@ def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
 
 def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
     """The newest rows of a journal, without reading all of it."""
-    path = store.local_path(key)
-    if path:
-        return rows(_tail(path))
     for part in [*reversed(segment_keys(store, key)), key]:
         try:
-            return rows(store.get(part).decode("utf-8", "replace").splitlines())
+            tail = store.get(part, limit=TAIL_BYTES, offset=-TAIL_BYTES)
         except NotFound:
             continue
+        found = rows(tail.decode("utf-8", "replace").splitlines()[len(tail) >= TAIL_BYTES :])  # the first line may be half a line
+        if found:
+            return found
     return []
 
 
@@ -81,17 +94,6 @@ def metrics(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
 
 def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
     return rows(lines(store, layout.log(node_id, "training_events.jsonl")))
-
-
-def _tail(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return text if size <= TAIL_BYTES else text[1:]
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
 
 def all_experiments(store: Store) -> list[ExperimentStatus]:
     """The status of every experiment in a store; folders that are none are left out."""
-    names = [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/")]
+    names = [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/") and is_key(name)]
     found = [experiment_status(store, Layout(name)) for name in names]
     return [status for status in found if status.status != "empty"]
 

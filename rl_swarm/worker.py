@@ -240,6 +240,9 @@ class Worker:
         )
         self._warn_if_barren(batch, number)
         self._tell_mutes(number)
+        for line in self.publisher.take_news():
+            self.journal.event("refused", round=number, message=line)
+            self.journal.say(line)
 
     def _warn_if_barren(self, batch: Batch, number: int) -> None:
         self._barren = 0 if batch.rollouts else self._barren + 1

@@ -168,7 +168,7 @@ class DriveFromHell(Store):
         else:
             self._begin(key, data)
 
-    def _get(self, key: str, limit: int | None) -> bytes:
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
         self._arrive()
         now = self.clock.monotonic()
         if self._missing.get(key, 0.0) > now:
@@ -190,7 +190,7 @@ class DriveFromHell(Store):
         if data and self._luck(self.temper.reading):
             self._tell("read_short")
             data = data[: self.chance.randrange(len(data))]
-        return data if limit is None else data[: limit + 1]
+        return data[offset:][: limit + 1]
 
     def _list(self, folder: str) -> list[str]:
         self._arrive()

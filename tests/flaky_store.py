@@ -29,13 +29,13 @@ class FlakyStore(MemoryStore):
         self.chance.shuffle(shown)
         return shown
 
-    def _get(self, key: str, limit: int | None) -> bytes:
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
         luck = self.chance.random()
         if luck < self.trouble / 4:
             raise Transient("Errno 107")
         if luck < self.trouble / 2:
             raise NotFound(key)
-        data = super()._get(key, limit)
+        data = super()._get(key, limit, offset)
         return data[: self.chance.randrange(len(data) + 1)] if luck < self.trouble else data
 
     def _put(self, key: str, data: bytes) -> bool:

@@ -121,7 +121,7 @@ def non_atomic_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def half_written_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Publisher, "_finish_half_written", lambda self, key, data: None)
+    monkeypatch.setattr(Publisher, "_settle", lambda self, *document: None)
 
 
 def half_a_file_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,9 +265,9 @@ def test_a_store_that_hangs_does_not_hang_the_doctor() -> None:
     released = threading.Event()
 
     class Hanging(MemoryStore):
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             released.wait(30)
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
     environment = {"GDRIVE_PATH": "memory://hanging", **LIGHT}
     waiting = StoreExam(load(environment), environment, {}, open_url=lambda url: Hanging(url)).start()
@@ -314,8 +314,8 @@ class Forgetful(MemoryStore):
         super().__init__()
         self.answer = answer
 
-    def _get(self, key: str, limit: int | None) -> bytes:
-        return self.answer(super()._get(key, limit))
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
+        return self.answer(super()._get(key, limit, offset))
 
     def _put(self, key: str, data: bytes) -> bool:
         super()._put(key, data)
@@ -334,8 +334,8 @@ def test_what_cannot_be_read_yet() -> None:
     class Late(MemoryStore):
         first_pause_seconds = 0.001
 
-        def _get(self, key: str, limit: int | None) -> bytes:
-            return super()._get("nowhere", limit)
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
+            return super()._get("nowhere", limit, offset)
 
     assert exam_of(Late())["read"].status == "warning"
 

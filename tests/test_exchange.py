@@ -129,9 +129,9 @@ def test_budgets_of_peers_and_seconds(tmp_path: Path) -> None:
     clock = VirtualClock()
 
     class Slow(MemoryStore):
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             clock.sleep(10)
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
     store = Slow(clock=clock)
     for number in range(20):

@@ -14,7 +14,7 @@ import pytest
 
 from rl_swarm import progress
 from rl_swarm.clock import SystemClock
-from rl_swarm.errors import BadDocument, BadRollout
+from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.experiments.following import published
 from rl_swarm.journal import Journal
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
@@ -130,7 +130,7 @@ def test_a_peer_may_send_so_many_bytes_a_round(tmp_path: Path) -> None:
 class Weighing(MemoryStore):
     """Every document in it is endless: it hands out as much as is asked for."""
 
-    def _get(self, key: str, limit: int | None) -> bytes:
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
         assert limit is not None and limit <= BUNDLE_BYTES, f"{key} is read without a limit"
         return b" " * (limit + 1)
 
@@ -144,7 +144,7 @@ def test_no_document_of_a_peer_is_read_without_a_limit(tmp_path: Path) -> None:
     assert Rounds(store, LAYOUT).read_current() is None
     assert published(store, LAYOUT, 0, "evil") == []
     assert make(store, tmp_path).gather(0, 1, random.Random(0)) == []
-    with pytest.raises(BadDocument, match="too_large"):
+    with pytest.raises(ConfigError, match="too_large"):
         experiments.read(store, LAYOUT)
 
 

@@ -139,9 +139,9 @@ def test_a_single_node_stops_and_resumes(tmp_path: Path) -> None:
     settings = {"NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "EVAL_INTERVAL": 0}
     assert start_work(tmp_path, "one", MAX_ROUNDS=3, **settings).wait(120) == 0
     store = FolderStore(tmp_path / "one" / "store")
-    first = [decode(store.get(LAYOUT.bundle(number, "me"))) for number in range(3)]
+    first = [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)]
     assert start_work(tmp_path, "one", MAX_ROUNDS=5, **settings).wait(120) == 0
-    assert [decode(store.get(LAYOUT.bundle(number, "me"))) for number in range(3)] == first
+    assert [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)] == first
     assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
     starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
     assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 3}]

@@ -20,7 +20,7 @@ def honest():  # type: ignore[no-untyped-def]
 def test_rollouts_keep_to_the_rules_and_only_lies_are_worth_nothing(attack: str, honest) -> None:  # type: ignore[no-untyped-def]
     store = MemoryStore()
     Hostile("hostile_0", attack, store, seed=1).play(3)
-    bundle = decode(store.get(LAYOUT.bundle(3, "hostile_0")))
+    bundle = decode(store.get(LAYOUT.bundle(3, "hostile_0"), limit=1 << 24))
     assert (bundle.node_id, bundle.round, len(bundle.rollouts)) == ("hostile_0", 3, OWN)
     for rollout in map(honest.tasks.verify, bundle.rollouts):
         assert len(rollout.completions) == GROUP

@@ -68,7 +68,7 @@ def test_a_killed_nodes_spool_is_published_at_the_next_start(tmp_path: Path) -> 
     (tmp_path / "000000000008.part").write_bytes(b"a/half")
     publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
     publisher.put("a/new", b"1")
-    assert store.get("a/seven") == b"\x00\n\xff"
+    assert store.get("a/seven", limit=1 << 24) == b"\x00\n\xff"
     assert store.list("a") == ["new", "seven"]
 
 
@@ -81,8 +81,8 @@ def test_a_document_half_written_by_a_killed_process_is_finished(tmp_path: Path)
     (spool / "000000000000").write_bytes(b"a/x\nhalf and the rest")
     (spool / "000000000001").write_bytes(b"a/y\nanother text of the same document")
     Publisher(store, spool, VirtualClock(), background=False).close(1)
-    assert store.get("a/x") == b"half and the rest"
-    assert store.get("a/y") == b"mine already"
+    assert store.get("a/x", limit=1 << 24) == b"half and the rest"
+    assert store.get("a/y", limit=1 << 24) == b"mine already"
 
 
 def test_the_spool_is_bounded_and_rewards_outlive_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,10 +145,10 @@ def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) 
     class Forgetful(MemoryStore):
         found = False
 
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             if not self.found:
                 raise NotFound(key)
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
     store = Forgetful(clock=VirtualClock())
     store.put("a/x", b"whole")
@@ -173,7 +173,7 @@ def test_while_the_local_disk_is_full_documents_wait_in_memory(tmp_path: Path, m
     assert (publisher.pending, publisher.counters["spool_full"]) == (2, 1)
     store.away = False
     assert publisher.pump()
-    assert (store.get("a/1"), store.get("a/2")) == (b"one", b"two")
+    assert (store.get("a/1", limit=1 << 24), store.get("a/2", limit=1 << 24)) == (b"one", b"two")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,4 +186,4 @@ def test_what_waits_in_memory_goes_to_disk_at_the_end(tmp_path: Path, monkeypatc
     publisher.close(10)
     store.away = False
     Publisher(store, tmp_path, SystemClock()).close(10)
-    assert store.get("a/1") == b"one"
+    assert store.get("a/1", limit=1 << 24) == b"one"

@@ -157,7 +157,7 @@ def test_a_file_that_was_half_there_is_read_again(tmp_path: Path) -> None:
     store = MemoryStore(clock=SystemClock())
     publish(store, "peer", 0)
     key = LAYOUT.bundle(0, "peer")
-    whole = store.get(key)
+    whole = store.get(key, limit=1 << 24)
     exchange = make(store, tmp_path)
     exchange._ahead = ReadAhead(background=True)
     store.rewrite(key, whole[:-7])
@@ -174,10 +174,10 @@ def test_the_loop_reads_peers_while_it_generates(tmp_path: Path) -> None:
     read = threading.Event()
 
     class Watched(MemoryStore):
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             if "/rollouts/" in key:
                 read.set()
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
     class Patient(StandInPolicy):
         def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:

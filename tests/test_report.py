@@ -22,7 +22,7 @@ from rl_swarm.experiments import demo
 from rl_swarm.experiments.card import Places, honest_note, sections, show_card
 from rl_swarm.experiments.examples import Answered, Example, asked_examples, published_examples, telling
 from rl_swarm.experiments.page import make_page
-from rl_swarm.experiments.report import DARK, LIGHT, draw, label, smoothed, write_report
+from rl_swarm.experiments.report import DARK, LIGHT, PAGE, PICTURE, draw, label, make_report, smoothed
 from rl_swarm.experiments.summary import Change, Summary, ends_of, summarise
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.rounds import CurrentState, Rounds
@@ -190,20 +190,21 @@ def inspect(page: str) -> Inspector:
     return found
 
 
-def test_the_page_holds_everything_and_loads_nothing(run: SampleRun, tmp_path: Path) -> None:
+def test_the_page_holds_everything_and_loads_nothing(run: SampleRun) -> None:
     raw, summary = Raw(run), summarise(run.store, LAYOUT)
-    picture, page = write_report(summary, examples_of(run), tmp_path)
-    found = inspect(page.read_text("utf-8"))
+    report = make_report(summary, examples_of(run))
+    page = report[PAGE].decode()
+    found = inspect(page)
     assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers
     assert all(source.startswith("data:image/png;base64,") for source in found.sources)
     assert len(found.sources) == 2, "for light and for dark"
-    assert base64.b64decode(found.sources[1].partition(",")[2]) == picture.read_bytes()
-    assert not re.search(r"https?:|url\(|@import", page.read_text("utf-8"))
-    assert "prefers-color-scheme: dark" in page.read_text("utf-8")
+    assert base64.b64decode(found.sources[1].partition(",")[2]) == report[PICTURE]
+    assert not re.search(r"https?:|url\(|@import", page)
+    assert "prefers-color-scheme: dark" in page
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
     assert f"{before:.3f} → {after:.3f}" in found.text
     assert f"{percent(raw.held_out(raw.names, 0))} → {percent(raw.held_out(raw.names, 16))}" in found.text
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", page.read_text("utf-8"))
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
     for learner in raw.names:
         expected = ["" if learner == author else str(raw.uses()[learner, author]) for author in raw.names]
         assert [learner, *expected] in [cells[place : place + 4] for place in range(len(cells))]
@@ -262,7 +263,7 @@ def empty_summary() -> Summary:
 def test_a_run_with_nothing_in_it_still_has_a_report(tmp_path: Path) -> None:
     summary = summarise(make_store(tmp_path), LAYOUT)
     assert summary == replace(empty_summary(), experiment="trial")
-    write_report(summary, [], tmp_path)
+    assert make_report(summary, []).keys() == {PAGE, PICTURE}
     assert "reward" in card_of(summary, [])
     assert "not measured" in honest_note(summary)
 
@@ -271,7 +272,7 @@ def test_a_run_with_nothing_in_it_still_has_a_report(tmp_path: Path) -> None:
 def test_runs_of_one_node_and_of_many_have_a_report(tmp_path: Path, workers: tuple[str, ...], external: int) -> None:
     run = SampleRun(make_store(tmp_path), tmp_path, workers, external).play(3)
     summary = summarise(run.store, LAYOUT)
-    write_report(summary, examples_of(run), tmp_path)
+    assert make_report(summary, examples_of(run)).keys() == {PAGE, PICTURE}
     assert card_of(summary, examples_of(run)).count("peers trained on your rollouts") == len(workers)
     assert summary.held_out == Change()
 
@@ -284,7 +285,7 @@ def test_a_round_done_again_and_foreign_rows_count_once_and_not_at_all(run: Samp
     found = summarise(run.store, LAYOUT)
     assert replace(found, damaged=()) == expected
     [damaged] = found.damaged
-    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 3} lines are none that a node writes"
+    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 4} lines are none that a node writes"
 
 
 def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> None:

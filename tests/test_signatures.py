@@ -20,6 +20,7 @@ from rl_swarm.identity import Identity, allowed_keys, load_identity, signed_by
 from rl_swarm.rollout import decode, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange
+from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.signatures import Signatures
 from tests.clocks import VirtualClock
 from tests.processes import ROOT, LocalSwarm
@@ -39,12 +40,12 @@ def theirs(tmp_path: Path) -> Identity:
 
 
 def signed(identity: Identity, node_id: str, number: int = 0) -> bytes:
-    return Signatures(identity).sign(encode(bundle(node_id, number)), "trial", number, node_id)
+    return Signatures(identity).sign(LAYOUT.bundle(number, node_id), encode(bundle(node_id, number)))
 
 
-def refusal(signatures: Signatures, data: bytes, node_id: str = "w1", number: int = 0, experiment: str = "trial") -> str | None:
+def refusal(signatures: Signatures, data: bytes, node_id: str = "w1", number: int = 0, layout: Layout = LAYOUT) -> str | None:
     try:
-        signatures.check(data, experiment, number, node_id)
+        signatures.check(layout.bundle(number, node_id), data, node_id)
     except BadDocument as error:
         return error.reason
     return None
@@ -126,7 +127,9 @@ def test_a_key_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_allowed_keys_come_from_a_list_or_a_file(tmp_path: Path) -> None:
     a, b = "a" * 64, "0" * 64
     (tmp_path / "keys").write_text(f"# friends\n{a}  # Ann\n\n{b.upper()}\n")
-    assert allowed_keys(f"{a}, {b}") == allowed_keys(str(tmp_path / "keys")) == {a, b}
+    assert allowed_keys(f"{a}, {b}") == allowed_keys(str(tmp_path / "keys")) == {a: None, b: None}
+    (tmp_path / "named").write_text(f"{a} worker_1  # Ann\n")
+    assert allowed_keys(str(tmp_path / "named")) == {a: "worker_1"}
     (tmp_path / "wrong").write_text(f"{a}\nabc\n")
     (tmp_path / "empty").write_text("# nobody\n")
     for value, problem in (
@@ -167,13 +170,14 @@ def test_a_signed_document_is_a_document(ours: Identity) -> None:
 
 def test_without_an_identity_not_a_byte_changes() -> None:
     data = encode(bundle("w1", 0))
-    assert Signatures().sign(data, "trial", 0, "w1") == data
+    assert Signatures().sign(LAYOUT.bundle(0, "w1"), data) == data
 
 
 def test_a_signature_is_good_for_one_experiment_round_and_node(ours: Identity) -> None:
     data = signed(ours, "w1")
-    for place in ({"experiment": "other"}, {"number": 1}, {"node_id": "w2"}):
+    for place in ({"layout": Layout("other")}, {"number": 1}, {"node_id": "w2"}):
         assert refusal(Signatures(), data, **place) == "bad_signature"  # type: ignore[arg-type]
+    assert refusal(Signatures(experiment_id="begun again under the same name"), data) == "bad_signature"
 
 
 def test_changed_content_is_refused_though_its_checksum_is_right(ours: Identity, theirs: Identity) -> None:
@@ -208,10 +212,14 @@ def test_a_book_with_half_a_line_is_read_and_gone_on_with(tmp_path: Path, ours: 
 
 def test_signatures_may_be_required_and_keys_limited(ours: Identity, theirs: Identity) -> None:
     assert refusal(Signatures(required=True), encode(bundle("w1", 0))) == "unsigned"
-    limited = Signatures(allowed=frozenset({ours.public}))
+    limited = Signatures(allowed={ours.public: None})
     assert refusal(limited, encode(bundle("w1", 0))) == "unsigned"
     assert refusal(limited, signed(theirs, "w1")) == "key_not_allowed"
     assert refusal(limited, signed(ours, "w1")) is None, "a key that is not allowed takes no name"
+    named = Signatures(allowed={ours.public: "w1", theirs.public: None})
+    assert refusal(named, signed(theirs, "w1")) == "impersonation", "a name on the list is taken from the beginning"
+    assert refusal(named, signed(ours, "w2"), "w2") == "key_not_allowed", "and its key has no other"
+    assert refusal(named, signed(ours, "w1")) is None
 
 
 def test_who_cannot_check_signatures_says_so_once_and_goes_on(monkeypatch: pytest.MonkeyPatch, ours: Identity) -> None:
@@ -219,7 +227,7 @@ def test_who_cannot_check_signatures_says_so_once_and_goes_on(monkeypatch: pytes
     said: list[str] = []
     signatures = Signatures(say=said.append)
     assert [refusal(signatures, signed(ours, "w1")) for _ in range(3)] == [None] * 3
-    assert said == [f"peers sign their rollouts, which cannot be checked here: {identity_module.INSTALL}"]
+    assert said == [f"peers sign what they publish, which cannot be checked here: {identity_module.INSTALL}"]
 
 
 # In the exchange
@@ -236,7 +244,8 @@ def test_an_impersonator_is_refused_and_cannot_have_its_victim_muted(tmp_path: P
     victim, reader = signing(store, tmp_path, ours, node_id="victim"), signing(store, tmp_path)
     for number in range(6):
         if number:
-            store.put(LAYOUT.bundle(number, "victim", 100), signed(theirs, "victim", number))
+            key = LAYOUT.bundle(number, "victim", 100)
+            store.put(key, Signatures(theirs).sign(key, encode(bundle("victim", number))))
             store.put(LAYOUT.bundle(number, "victim", 101), encode(bundle("victim", number)))
             store.put(LAYOUT.bundle(number, "victim", 102), encode(bundle("other", number)))
         for each in bundle("victim", number).rollouts:
@@ -309,7 +318,9 @@ def test_of_two_processes_with_one_name_the_reader_takes_the_one_whose_key_came_
         process.terminate()
     assert [swarm.wait(process, 120) for process in (reader, *others)] == [0, 0, 0]
     learnt = {tuple(name.split("/")[:2]) for row in swarm.metrics("reader") for name in row["external_ids"]}
-    keys = {json.loads(swarm.store.get(swarm.layout.bundle(int(number), node_id)))["key"] for node_id, number in learnt}
+    keys = {
+        json.loads(swarm.store.get(swarm.layout.bundle(int(number), node_id), limit=1 << 24))["key"] for node_id, number in learnt
+    }
     assert {node_id for node_id, _ in learnt} == {"honest"} and keys == {public}
     assert next((tmp_path / "home").rglob("reader/keys")).read_text().split() == ["honest", public]
     assert not swarm.unreadable()

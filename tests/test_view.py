@@ -53,7 +53,7 @@ def moment_of(run: SampleRun) -> Moment:
 
 
 def own_rows(run: SampleRun, node_id: str) -> list[dict[str, float]]:
-    return [json.loads(line) for line in run.store.get(LAYOUT.log(node_id, "metrics.jsonl")).decode().splitlines()]
+    return [json.loads(line) for line in run.store.get(LAYOUT.log(node_id, "metrics.jsonl"), limit=1 << 24).decode().splitlines()]
 
 
 def test_a_row_shows_what_the_node_has_recorded(run: SampleRun) -> None:

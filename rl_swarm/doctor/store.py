@@ -11,21 +11,19 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from rl_swarm import config as configuration
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.config import Config
-from rl_swarm.errors import BadDocument, ConfigError, NotFound, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, StoreAway
 from rl_swarm.experiments.validate import Finding
-from rl_swarm.store import Store, open_store
+from rl_swarm.store import Store, Transient, is_key, open_store
+from rl_swarm.store.aside import Aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.tasks import tasks_version
-
-T = TypeVar("T")
 
 FOLDER = "doctor"
 PROBE = b"x" * 4096 + b"\n"
@@ -34,31 +32,6 @@ LOOK_SECONDS = 0.2
 SLOW_SECONDS = 5.0
 CLOCK_SECONDS = 2.0  # some file systems count in steps of two seconds
 MOST_PEERS = 10
-
-
-class Aside(Generic[T]):
-    """A call in a thread of its own: one can stop waiting for it, which a call into a dead mount does not allow."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._outcome: list[T] = []
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def result(self, seconds: float | None = None) -> T:
-        """What the call returned or raised; TimeoutError if it has not come back by then."""
-        self._thread.join(seconds)
-        if self._failure:
-            raise self._failure
-        if not self._outcome:
-            raise TimeoutError
-        return self._outcome[0]
-
-    def _run(self, call: Callable[[], T]) -> None:
-        try:
-            self._outcome.append(call())
-        except BaseException as failure:  # kept, and raised where the result is asked for
-            self._failure = failure
 
 
 class StoreExam:
@@ -163,7 +136,7 @@ class StoreExam:
     def _read(self, store: Store, name: str) -> None:
         self._doing, began = "reading back", self._clock.monotonic()
         try:
-            data = store.get(f"{FOLDER}/{name}", listed=True)
+            data = store.get(f"{FOLDER}/{name}", limit=len(PROBE), listed=True)
         except NotFound:
             self._add("read", "warning", "what was written cannot be read yet: nodes will look again, and everything takes longer")
             return
@@ -207,9 +180,9 @@ class StoreExam:
         if not isinstance(store, FolderStore):
             return
         try:
-            stamp = (store.root / FOLDER / name).stat().st_mtime
-        except OSError as error:
-            self._add("clock", "warning", f"the time of what was written cannot be read ({error.strerror})")
+            stamp = store.modified(f"{FOLDER}/{name}")
+        except (NotFound, Transient) as error:
+            self._add("clock", "warning", f"the time of what was written cannot be read ({error})")
             return
         skew = stamp - max(before, min(stamp, after))
         if abs(skew) <= CLOCK_SECONDS:
@@ -224,8 +197,7 @@ class StoreExam:
             for name in names:
                 store.delete(f"{FOLDER}/{name}")
             if isinstance(store, FolderStore):
-                with contextlib.suppress(OSError):  # not empty: somebody else's examination is under way
-                    (store.root / FOLDER).rmdir()
+                store.remove_folder(FOLDER)  # unless it is not empty: then somebody else's examination is under way
             left = set(names) & set(store.list(FOLDER))
         except StoreAway as away:
             self._add("delete", "warning", f"{away}; delete {FOLDER}/ in the store by hand")
@@ -239,22 +211,36 @@ class StoreExam:
         self._doing = "reading the experiment"
         name = layout.experiment_name
         try:
-            found = experiments.read(store, layout)
+            found = experiments.read(store, layout, self.config.founder)
             if found is None and layout.experiment.rpartition("/")[2] in store.list(layout.root):
-                raise BadDocument("it is not all there")
+                self._add("experiment", "failed", f"{layout.experiment} is not all there: wait until it has synchronised")
+                return
             if found is None:
                 self._add("experiment", "ok", f"{name!r} is not there yet: the first node that starts publishes its settings")
                 return
             self.config = configuration.load(self._environment, self._flags, found.settings)
             experiments.check(self.config, found, tasks_version())
-        except BadDocument as error:
-            self._add("experiment", "failed", f"{layout.experiment} cannot be read ({error}): wait until it has synchronised")
-            return
         except ConfigError as error:
             self._add("experiment", "failed", str(error))
             return
         self._add("experiment", "ok", f"{name!r} is there, the settings here agree with it")
+        self._look_at_permissions(store, layout)
         self._look_at_nodes(store, layout)
+
+    def _look_at_permissions(self, store: Store, layout: Layout) -> None:
+        """New folders take the mode of the root; those made by hand, or before that mode was changed, may not have it."""
+        self._doing = "looking at permissions"
+        if not isinstance(store, FolderStore):
+            return
+        below = [f"{layout.root}/{name.rstrip('/')}" for name in store.list(layout.root) if name.endswith("/") and is_key(name)]
+        for folder in [layout.root, *below]:
+            if why := store.unwritable(folder):
+                remedy = (
+                    f"its owner should run 'chmod -R u+rwX,go=u {store.root / layout.root}', or give it the mode of {store.root}"
+                )
+                self._add("permissions", "failed", f"{folder} cannot be written by this user ({why}): {remedy}")
+                return
+        self._add("permissions", "ok", "this user may write to the experiment")
 
     def _look_at_nodes(self, store: Store, layout: Layout) -> None:
         self._doing = "looking for nodes"

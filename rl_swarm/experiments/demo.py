@@ -5,7 +5,6 @@ It starts nodes, looks at what they publish and writes a report beside it; it ta
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.console import Console
 
@@ -14,7 +13,7 @@ from rl_swarm.errors import CheckpointError, ConfigError, ModelError
 from rl_swarm.experiments.card import Places, sections, show_card
 from rl_swarm.experiments.examples import Example, asked_examples, published_examples
 from rl_swarm.experiments.following import Following
-from rl_swarm.experiments.report import write_report
+from rl_swarm.experiments.report import PAGE, PICTURE, make_report
 from rl_swarm.experiments.summary import Summary, summarise
 from rl_swarm.launch import Launcher, consoles_of, launch_environment, plan
 from rl_swarm.store import Store, open_store
@@ -66,9 +65,10 @@ def present(environment: Mapping[str, str], config: Config, program: str, consol
     store, layout = open_store(config.store_url), Layout(config.experiment_name)
     summary = summarise(store, layout)
     examples = make_examples(environment, store, layout, summary)
-    folder = store.local_path(layout.root) or Path.cwd()
-    picture, page = write_report(summary, examples, folder)
-    where = (config.store_url, f"{config.store_url}/{layout.root}", str(picture), str(page))
+    for name, data in make_report(summary, examples).items():
+        store.rewrite(layout.report(name), data)
+    below = (layout.root, layout.report(PICTURE), layout.report(PAGE))
+    where = (config.store_url, *(f"{config.store_url}/{key}" for key in below))
     places = Places(*(nearby(path) for path in where))
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
 

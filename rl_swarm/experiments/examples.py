@@ -10,7 +10,7 @@ from rl_swarm.experiments.following import GOOD, published
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.tasks import Tasks, tasks_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def asked_examples(environment: Mapping[str, str], flags: Mapping[str, str | Non
     trained = ask.newest_checkpoint(run)
     config = ask.trained_config(run, trained)
     policy = load_policy(config)
-    tasks = Tasks(parse_tasks(config.tasks), seed=config.seed, node_id=trained.node_id)
+    tasks = Tasks(tasks_of(config), seed=config.seed, node_id=trained.node_id)
     try:
         questions = first_of_each_task(tasks.held_out())
         policy.check_fits(questions)

@@ -4,11 +4,9 @@ It changes nothing in the run, and believes nothing: a row that no node of ours 
 cannot be read. Of two rows of one round the last counts.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any, TypeVar
 
@@ -24,6 +22,7 @@ from rl_swarm.swarm.peers import read_registration, registered
 
 METRICS, EVENTS = "metrics.jsonl", "training_events.jsonl"
 SMOOTHED_ROUNDS = 5
+REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
 GOOD = 0.5  # a completion that was paid at least this much is shown as a good one
 
@@ -79,45 +78,44 @@ class Tail:
         self.store = store
         self.key = key
         self._offset = 0
-        self._inode: int | None = None
-        self._segments: set[str] | None = None
+        self._before = b""  # the end of what was read: another text there means that the journal was rewritten
+        self._segments: set[str] = set()
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
         """The rows since the last look, and whether they take the place of all earlier ones, since the journal was rewritten."""
-        path = self.store.local_path(self.key)
-        return self._grown(path) if path else self._new_segments()
+        there = set(progress.segment_keys(self.store, self.key))
+        if there or self._segments:
+            return self._new_segments(there)
+        return self._grown()
 
-    def _grown(self, path: Path) -> tuple[bool, list[dict[str, Any]]]:
-        try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                anew = status.st_ino != self._inode or status.st_size < self._offset
-                self._inode = status.st_ino
-                self._offset = 0 if anew else self._offset
-                if status.st_size == self._offset:
-                    return anew, []
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return False, []
-        whole = text[: text.rfind(b"\n") + 1]  # the rest of the last line is still being written
+    def _grown(self) -> tuple[bool, list[dict[str, Any]]]:
+        start = self._offset - len(self._before)
+        data = self._get(self.key, start)
+        anew = not data.startswith(self._before)
+        if anew:
+            self._offset, self._before = 0, b""
+            data = self._get(self.key, 0)
+        new = data[len(self._before) :]
+        whole = new[: new.rfind(b"\n") + 1]  # the rest of the last line is still being written
         self._offset += len(whole)
+        self._before = (self._before + whole)[-REMEMBERED_BYTES:]
         return anew, progress.rows(whole.decode("utf-8", "replace").splitlines())
 
-    def _new_segments(self) -> tuple[bool, list[dict[str, Any]]]:
-        there = set(progress.segment_keys(self.store, self.key))
-        if self._segments is None or not self._segments <= there:  # the first look, or segments were merged meanwhile
-            self._segments = there
-            return True, progress.rows(progress.lines(self.store, self.key))
-        new = sorted(there - self._segments)
+    def _new_segments(self, there: set[str]) -> tuple[bool, list[dict[str, Any]]]:
+        anew = not self._segments or not self._segments <= there
+        new = there if anew else there - self._segments
         self._segments = there
-        return False, [row for key in new for row in progress.rows(self._text(key).splitlines())]
+        if anew:
+            return True, progress.rows(progress.lines(self.store, self.key))
+        return False, [
+            row for key in sorted(new) for row in progress.rows(self._get(key, 0).decode("utf-8", "replace").splitlines())
+        ]
 
-    def _text(self, key: str) -> str:
+    def _get(self, key: str, offset: int) -> bytes:
         try:
-            return self.store.get(key).decode("utf-8", "replace")
+            return self.store.get(key, limit=progress.JOURNAL_BYTES, offset=offset)
         except NotFound:
-            return ""
+            return b""
 
 
 def published(store: Store, layout: Layout, number: int, node_id: str) -> list[Rollout]:

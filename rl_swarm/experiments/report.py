@@ -6,7 +6,6 @@ It draws and writes what `summary.py` has read; it computes no figure of its own
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +66,10 @@ DARK = Shades(
 )
 
 
-def write_report(summary: Summary, examples: Sequence[Example], folder: Path) -> tuple[Path, Path]:
-    """Write the picture and the page; return where they are. What lies there from an earlier report is replaced."""
+def make_report(summary: Summary, examples: Sequence[Example]) -> dict[str, bytes]:
+    """The picture and the page, by name of file."""
     light, dark = draw(summary, LIGHT), draw(summary, DARK)
-    picture, page = folder / PICTURE, folder / PAGE
-    picture.write_bytes(light)
-    page.write_text(make_page(summary, examples, light, dark), "utf-8")
-    return picture, page
+    return {PICTURE: light, PAGE: make_page(summary, examples, light, dark).encode()}
 
 
 def draw(summary: Summary, shades: Shades) -> bytes:

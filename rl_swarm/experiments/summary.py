@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rl_swarm import progress
-from rl_swarm.document import unseal
+from rl_swarm.document import SMALL_BYTES, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.experiments.following import EVENTS, METRICS, Count, Measured, Share, data_of, mean_curve, valid
 from rl_swarm.store import Store
@@ -129,7 +129,7 @@ class _Run:
 
     def experiment(self) -> Experiment | None:
         try:
-            return unseal(self.store.get(self.layout.experiment), Experiment)
+            return unseal(self.store.get(self.layout.experiment, limit=SMALL_BYTES), Experiment)
         except NotFound:
             return None
         except BadDocument as error:
@@ -172,7 +172,7 @@ class _Run:
     def _system_info(self, node_id: str) -> dict[str, Any]:
         key = self.layout.log(node_id, "system_info.json")
         try:
-            info = json.loads(self.store.get(key))
+            info = json.loads(self.store.get(key, limit=SMALL_BYTES))
         except NotFound:
             return {}
         except (ValueError, RecursionError) as error:  # the latter for brackets within brackets, thousands deep

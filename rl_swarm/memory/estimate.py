@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rl_swarm.config import Config
 from rl_swarm.memory.shape import Shape
-from rl_swarm.tasks import HELD_OUT_PER_TASK, parse_tasks
+from rl_swarm.tasks import HELD_OUT_PER_TASK, parse_tasks, tasks_of
 
 PROMPT_TOKENS = 512  # the longest prompts of the paper's tasks (arc_1d: up to 860 characters) with the instruction around them
 EASY_PROMPT_TOKENS = 128  # and of the easy ones, up to 105 characters
@@ -67,7 +67,7 @@ class Estimate:
 
 def workload_of(config: Config, shape: Shape, prompt_tokens: int | None = None) -> Workload:
     """The settings as rows and tokens; a prompt is never longer than the model's context leaves room for."""
-    tasks = parse_tasks(config.tasks)
+    tasks = tasks_of(config)
     prompt_tokens = prompt_tokens or (EASY_PROMPT_TOKENS if tasks == parse_tasks("easy") else PROMPT_TOKENS)
     room = prompt_tokens if shape.context_tokens is None else shape.context_tokens - config.max_new_tokens
     return Workload(

@@ -1,5 +1,5 @@
 """Bytes by key: put, get, list and delete in a place that all nodes can reach."""
 
-from rl_swarm.store.base import Store, is_key, open_store
+from rl_swarm.store.base import Store, Transient, is_key, open_store
 
-__all__ = ["Store", "is_key", "open_store"]
+__all__ = ["Store", "Transient", "is_key", "open_store"]

@@ -6,9 +6,12 @@ A key is a relative path of plain names joined by '/'. What callers may rely on,
 - `get` returns what was put, or part of it (documents check themselves), or raises NotFound, which means "not yet".
 - `list` names what lies directly below a folder, folders with a trailing '/'; it may lag, repeat or omit.
 - `rewrite` replaces a key; nothing that matters relies on it.
+- `append` adds whole lines to a key where the backend is `appendable`; elsewhere it may not be called.
+- A name that can never be used (a link, a pipe, a folder, no permission, too large) raises Refused, while other names work.
 
-Errors that pass are retried here with jittered back-off; when they stay, StoreAway is raised. Every operation is counted.
-Locks, rename, append and modification times are no part of the contract.
+Errors that pass are retried here with jittered back-off; when they stay, StoreAway is raised. So it is, without a retry, when an
+operation on a backend with `hang_seconds` takes longer than that: a mount that hangs holds nobody. Every operation is counted.
+Locks, rename and modification times are no part of the contract.
 """
 
 import random
@@ -18,13 +21,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
+from rl_swarm.store.aside import Aside
 
 T = TypeVar("T")
 Names = list[str]  # an alias, since inside the class `list` is the operation
+Hanging = list[tuple[str, Aside[Any]]]
+
+MOST_HANGING = 4  # operations left behind before the store is no longer asked
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*/?")
 
@@ -38,6 +45,9 @@ class Store(ABC):
 
     attempts = 5
     first_pause_seconds = 0.05
+    appendable = False
+    hang_seconds: float | None = None
+    transfer_seconds = 600.0  # the same for a large file
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = url
@@ -45,6 +55,7 @@ class Store(ABC):
         self.counts: Counter[str] = Counter()
         self._counting = threading.Lock()  # a node's publishing thread and its loop share the store
         self._jitter = random.Random(url)
+        self._hanging: Hanging = []  # operations that were not waited for to the end
 
     def put(self, key: str, data: bytes) -> bool:
         created = self._try("put", key, lambda: self._put(key, data))
@@ -55,14 +66,21 @@ class Store(ABC):
         self._try("put", key, lambda: self._rewrite(key, data))
         self._count("bytes_out", len(data))
 
-    def get(self, key: str, *, limit: int | None = None, listed: bool = False) -> bytes:
-        """Read a key, at most `limit` + 1 bytes of it; `listed` says that it must exist, so not-found is retried."""
+    def append(self, key: str, data: bytes) -> None:
+        self._try("put", key, lambda: self._append(key, data))
+        self._count("bytes_out", len(data))
+
+    def get(self, key: str, *, limit: int, listed: bool = False, offset: int = 0) -> bytes:
+        """Read a key from `offset` on (a negative one counts from the end), at most `limit` + 1 bytes.
+
+        `listed` says that it must exist, so not-found is retried.
+        """
 
         def read() -> bytes:
             try:
-                return self._get(key, limit)
+                return self._get(key, limit, offset)
             except NotFound as error:
-                if listed:
+                if listed and not isinstance(error, Refused):
                     raise Transient("it was listed and is not found") from error
                 raise
 
@@ -76,35 +94,35 @@ class Store(ABC):
 
     def put_file(self, key: str, path: Path) -> bool:
         """Put a large file without holding it in memory, where the backend can; True if it was written."""
-        created = self._try("put", key, lambda: self._put_file(key, path))
+        created = self._try("put", key, lambda: self._put_file(key, path), self.transfer_seconds)
         self._count("bytes_out", path.stat().st_size if created else 0)
         return created
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Fetch a large file to the local disk; raise NotFound if it is not there."""
-        self._try("get", key, lambda: self._get_file(key, path))
+    def get_file(self, key: str, path: Path, *, limit: int) -> None:
+        """Fetch a large file to the local disk; raise NotFound if it is not there, Refused if it is larger than `limit`."""
+        self._try("get", key, lambda: self._get_file(key, path, limit), self.transfer_seconds)
         self._count("bytes_in", path.stat().st_size)
 
     def delete(self, key: str) -> None:
         """Remove a key; one that is not there is fine."""
         self._try("delete", key, lambda: self._delete(key))
 
-    def local_path(self, key: str) -> Path | None:
-        """A path on this machine's own disk where appending in place is safe, or None."""
-        return None
+    def expect(self, key: str) -> None:
+        """Take the store for replaced, and so for away, when this key is no longer there. Only a folder can be replaced."""
+        return
 
     def _count(self, kind: str, amount: int = 1) -> None:
         with self._counting:
             self.counts[kind] += amount
 
-    def _try(self, kind: str, key: str, operation: Callable[[], T]) -> T:
+    def _try(self, kind: str, key: str, operation: Callable[[], T], hang_seconds: float | None = None) -> T:
         if not is_key(key):
             raise ValueError(f"{key!r} is not a valid store key")
         pause = self.first_pause_seconds
         for attempt in range(1, self.attempts + 1):
             self._count(kind)
             try:
-                return operation()
+                return self._in_time(f"{kind} {key}", operation, hang_seconds)
             except Transient as error:
                 if attempt == self.attempts:
                     self._count("failures")
@@ -118,6 +136,22 @@ class Store(ABC):
                 pause *= 2
         raise AssertionError("unreachable")
 
+    def _in_time(self, doing: str, operation: Callable[[], T], seconds: float | None) -> T:
+        """Run an operation; where the backend may hang, in a thread that can be left behind."""
+        if self.hang_seconds is None:
+            return operation()
+        self._hanging = [(each, aside) for each, aside in self._hanging if aside.running]
+        if len(self._hanging) >= MOST_HANGING:
+            doing = self._hanging[0][0]
+        else:
+            aside = Aside(operation)
+            try:
+                return aside.result(seconds or self.hang_seconds)
+            except TimeoutError:
+                self._hanging.append((doing, aside))
+        self._count("failures")
+        raise StoreAway(f"{self.url} hangs ({doing}): the node goes on and tries again; mount it again")
+
     @abstractmethod
     def _put(self, key: str, data: bytes) -> bool: ...
 
@@ -127,11 +161,17 @@ class Store(ABC):
     def _put_file(self, key: str, path: Path) -> bool:
         return self._put(key, path.read_bytes())
 
-    def _get_file(self, key: str, path: Path) -> None:
-        path.write_bytes(self._get(key, None))
+    def _get_file(self, key: str, path: Path, limit: int) -> None:
+        data = self._get(key, limit, 0)
+        if len(data) > limit:
+            raise Refused(f"{key} is larger than {limit} bytes, which are the most that it can have: remove it")
+        path.write_bytes(data)
+
+    def _append(self, key: str, data: bytes) -> None:
+        raise Refused(f"{key} cannot be appended to in {self.url}: it keeps whole documents only")
 
     @abstractmethod
-    def _get(self, key: str, limit: int | None) -> bytes: ...
+    def _get(self, key: str, limit: int, offset: int) -> bytes: ...
 
     @abstractmethod
     def _list(self, folder: str) -> Names: ...
@@ -144,13 +184,16 @@ def is_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-def open_store(url: str, clock: Clock | None = None) -> Store:
-    """A path or file:// URL opens a folder, memory://NAME a store inside this process."""
+def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
+    """A path or file:// URL opens a folder, memory://NAME a store inside this process.
+
+    Without `writable` nothing is written to find out whether that is possible: for those who only look.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         from rl_swarm.store.folder import FolderStore
 
-        return FolderStore.open(rest if separator else url, clock)
+        return FolderStore.open(rest if separator else url, clock, writable)
     if scheme == "memory":
         from rl_swarm.store.memory import MemoryStore
 

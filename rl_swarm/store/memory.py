@@ -30,12 +30,12 @@ class MemoryStore(Store):
         with self._lock:
             self._data[key] = data
 
-    def _get(self, key: str, limit: int | None) -> bytes:
+    def _get(self, key: str, limit: int, offset: int) -> bytes:
         try:
             data = self._data[key]
         except KeyError:
             raise NotFound(key) from None
-        return data if limit is None else data[: limit + 1]
+        return data[offset:][: limit + 1]
 
     def _list(self, folder: str) -> list[str]:
         prefix = folder.rstrip("/") + "/"

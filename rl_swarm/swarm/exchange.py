@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, StoreAway
+from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
 from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.selection import eligible
@@ -129,8 +129,8 @@ class Exchange:
             tasks_version=self.settings.tasks_version,
             rollouts=tuple(rollouts),
         )
-        data = self.signatures.sign(encode(bundle), bundle.experiment, bundle.round, bundle.node_id)
-        self.publisher.put(self.layout.bundle(first.round, self.settings.node_id, slot, first.stage), data)
+        key = self.layout.bundle(first.round, self.settings.node_id, slot, first.stage)
+        self.publisher.put(key, self.signatures.sign(key, encode(bundle)))
         self.counters["rollouts_published"] += len(rollouts)
 
     # Gathering
@@ -242,6 +242,9 @@ class Exchange:
             data = self._ahead.take(file.key) or self._get(file.key)
             allowance.bytes -= len(data)
             bundle = self._open(data, file)
+        except Refused:
+            self._set_aside(file, b"", "not_a_file")
+            return True
         except (NotFound, Incomplete):  # listed, and not there yet, or not all of it
             allowance.unready -= 1
             self._waiting[file.key] = file.round
@@ -267,7 +270,7 @@ class Exchange:
             raise BadDocument("unverifiable", "no question that can be regenerated") from None
         if (bundle.experiment, bundle.node_id, bundle.round) != (self.layout.experiment_name, file.node_id, file.round):
             raise BadDocument("misplaced", f"{bundle.experiment}/{bundle.round}/{bundle.node_id} lies at {file.key}")
-        self.signatures.check(data, bundle.experiment, bundle.round, bundle.node_id)
+        self.signatures.check(file.key, data, bundle.node_id)
         return bundle
 
     def _judge(self, bundle: Bundle, file: _File, allowance: Allowance, round_number: int) -> None:

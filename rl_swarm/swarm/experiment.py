@@ -1,64 +1,160 @@
 """The settings that a swarm must agree on, published once by whoever starts first and taken from there by everyone else."""
 
+import re
 import secrets
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import Config, shared_settings
+from rl_swarm.config import Config, load, shared_settings, shared_variables
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
-from rl_swarm.errors import ConfigError, Incomplete, NotFound
+from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
+from rl_swarm.identity import Identity, allowed_keys, can_check
 from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tasks import canonical, parse_tasks
+from rl_swarm.swarm.signatures import sign, signer
+from rl_swarm.tasks import canonical, tasks_of
+
+Text = Annotated[str, Meta(max_length=200)]
+PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+MODEL = re.compile(r"(\./)?[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)  # on the hub, or the name of a folder
+MOST_TASKS, LONGEST_TASKS, LONGEST_SHOWN = 200, 20_000, 300
+OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERATIONS"
 
 
-class Experiment(msgspec.Struct, frozen=True):
+class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`key` is the founder's where the document is signed, checked by `read`; the keys `announcers` may announce rounds, too."""
+
     schema: int
     experiment: Annotated[str, Meta(max_length=64)]
     experiment_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
     created_at: float
     created_by: Annotated[str, Meta(max_length=64)]
-    settings: dict[str, str]
-    tasks_version: str
+    settings: Annotated[dict[str, Annotated[str, Meta(max_length=LONGEST_TASKS)]], Meta(max_length=100)]
+    tasks_version: Text
     group_limits: tuple[int, int]
+    announcers: Annotated[tuple[PublicKey, ...], Meta(max_length=100)] = ()
+    key: PublicKey | None = None
+    signature: Annotated[str, Meta(max_length=128)] | None = None
 
 
-def read(store: Store, layout: Layout) -> Experiment | None:
-    """The experiment's settings, or None while they are not there, or not all of them."""
+def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment | None:
+    """The experiment's settings, or None while they are not there, or not all of them.
+
+    They are a stranger's: raise ConfigError with one line for what no node of ours would have published, and for what `founder`, if
+    it is given, has not signed.
+    """
     try:
-        return unseal(store.get(layout.experiment, limit=SMALL_BYTES), Experiment)
+        data = store.get(layout.experiment, limit=SMALL_BYTES)
+        found = unseal(data, Experiment)
+        if found.key and (founder or can_check()):
+            signer(found.experiment_id, layout.experiment, data)
     except (NotFound, Incomplete):
         return None
+    except BadDocument as error:
+        raise ConfigError(f"{layout.experiment} cannot be read ({error}): it was damaged or changed, choose another name") from None
+    if founder and found.key != founder:
+        whose = f"signed with {found.key}" if found.key else "not signed"
+        raise ConfigError(
+            f"{layout.experiment} is {whose}, SWARM_FOUNDER is {founder}: somebody changed it, or the key is of another experiment"
+        )
+    _check_document(found, layout)
+    return found
 
 
-def publish(store: Store, layout: Layout, config: Config, tasks_version: str, clock: Clock) -> Experiment:
-    """Write experiment.json if nobody has; return the one that counts, whoever wrote it."""
-    existing = read(store, layout)
+def _check_document(found: Experiment, layout: Layout) -> None:
+    """Every field against what it may be, so that what follows from it is bounded: folders, names, and work to be done."""
+    wrong = f"the experiment {layout.experiment_name!r} must not be joined"
+    remedy = "it was damaged or changed, ask whoever started it"
+    if found.experiment != layout.experiment_name:
+        raise ConfigError(f"{wrong}, its file says that it is {found.experiment[:80]!r}: {remedy}")
+    if not GROUP_LIMITS[0] <= found.group_limits[0] <= found.group_limits[1] <= GROUP_LIMITS[1]:
+        raise ConfigError(f"{wrong}, its groups have {found.group_limits} completions, {GROUP_LIMITS} are the limits: {remedy}")
+    unknown = found.settings.keys() - shared_variables()
+    if unknown:
+        raise ConfigError(f"{wrong}, it has settings that this version does not share ({', '.join(sorted(unknown)[:3])}): {remedy}")
+    try:
+        config = load({}, {}, found.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{wrong}, {error}") from None
+    if not MODEL.fullmatch(config.model):
+        raise ConfigError(f"{wrong}, its MODEL_NAME is neither on the hub nor a name, got {config.model[:80]!r}: {remedy}")
+    if config.tasks.count(",") > MOST_TASKS:
+        raise ConfigError(f"{wrong}, it has more than {MOST_TASKS} tasks: {remedy}")
+
+
+def publish(
+    store: Store, layout: Layout, config: Config, tasks_version: str, clock: Clock, identity: Identity | None = None
+) -> Experiment:
+    """Write experiment.json if nobody has, signed where there is an identity; return the one that counts, whoever wrote it."""
+    existing = read(store, layout, config.founder)
     if existing is None:
+        if config.founder and (identity is None or identity.public != config.founder):
+            raise ConfigError(
+                f"there is no experiment {layout.experiment_name!r} that {config.founder} has signed: check EXPERIMENT_NAME, "
+                "GDRIVE_PATH and SWARM_FOUNDER"
+            )
         mine = Experiment(
             schema=SCHEMA,
             experiment=layout.experiment_name,
             experiment_id=secrets.token_hex(8),
             created_at=clock.wall(),
             created_by=config.node_id or "",
-            settings=shared_settings(config) | {"TASKS": canonical(parse_tasks(config.tasks))},
+            settings=shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": _public_model(config.model)},
             tasks_version=tasks_version,
             group_limits=GROUP_LIMITS,
+            announcers=tuple(sorted(allowed_keys(config.coordinator_keys, "SWARM_COORDINATOR_KEYS")))
+            if config.coordinator_keys
+            else (),
         )
-        existing = mine if store.put(layout.experiment, seal(mine)) else read(store, layout)
+        data = seal(mine) if identity is None else sign(identity, mine.experiment_id, layout.experiment, seal(mine))
+        if store.put(layout.experiment, data):
+            return mine if identity is None else msgspec.structs.replace(mine, key=identity.public)
+        existing = read(store, layout, config.founder)
     if existing is None:
         raise ConfigError(f"{layout.experiment} exists and cannot be read: wait until the store has synchronised, then start again")
     return existing
 
 
+def announcers(experiment: Experiment) -> frozenset[str]:
+    """The keys that may announce rounds; none where the experiment is not signed, so that anybody may."""
+    return frozenset((experiment.key, *experiment.announcers)) if experiment.key else frozenset()
+
+
+def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str]]:
+    """What taking part means, for people who are about to: names of things and their values."""
+    settings = experiment.settings
+    tasks = settings.get("TASKS", "")
+    code = [entry.rpartition("/")[2] for entry in tasks.split(",") if ".py@" in entry]
+    sharing = (f"{word} {settings.get(name, '?')}" for word, name in (("I", OWN), ("J", EXTERNAL), ("G", GROUP)))
+    signed = f"{experiment.key}, " + ("the founder that you named" if founder else "whom you may insist on by #KEY in the address")
+    return [
+        (
+            "experiment",
+            f"{experiment.experiment}, id {experiment.experiment_id[:8]}, begun by {experiment.created_by or 'somebody'}",
+        ),
+        ("model", settings.get("MODEL_NAME", "?")),
+        ("tasks", tasks if len(tasks) <= LONGEST_SHOWN else tasks[:LONGEST_SHOWN] + " …"),
+        ("code", ", ".join(code) if code else "none"),
+        ("rounds", f"{settings.get('MAX_ROUNDS', '?')}, {', '.join(sharing)}"),
+        ("signed by", signed if experiment.key else "nobody: whoever can write to the folder may have written this"),
+    ]
+
+
+def _public_model(name: str) -> str:
+    """The name of a model as others may know it: of a folder only the last part, marked as a folder."""
+    folder = Path(name).expanduser()
+    return f"./{folder.name}" if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) else name
+
+
 def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
     """Stop a node whose explicit settings contradict the experiment: peers could not check its rollouts, nor it theirs."""
     agreed = experiment.settings.get("TASKS")
-    if config.explicit("tasks") and canonical(parse_tasks(config.tasks)) != agreed:
+    if config.explicit("tasks") and canonical(tasks_of(config)) != agreed:
         raise ConfigError(
             f"TASKS contradicts the experiment {experiment.experiment!r}, which has {agreed!r}, got {config.tasks!r}: "
             "leave TASKS out to take the experiment's, or choose another EXPERIMENT_NAME"
@@ -68,6 +164,11 @@ def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
         raise ConfigError(
             f"NUM_GENERATIONS must be {least} to {most} in the experiment {experiment.experiment!r}, got {config.group_size}: "
             "peers would refuse such rollouts"
+        )
+    if not config.explicit("model") and config.model.startswith("./"):
+        raise ConfigError(
+            f"the experiment {experiment.experiment!r} trains a model from a folder, {config.model[2:]!r}, which is not shared: "
+            "get it, and set MODEL_NAME to the folder"
         )
     if tasks_version != experiment.tasks_version:
         raise ConfigError(

@@ -27,6 +27,9 @@ class Layout:
     def summary(self) -> str:
         return f"{self.root}/summary.json"
 
+    def report(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
     @property
     def current_state(self) -> str:
         return f"{self.root}/state/current_state.json"

@@ -2,7 +2,8 @@
 
 The spool outlives the process: what a killed node left behind is published at its next start. It is bounded; when the store stays
 away for very long, the oldest rollouts go first, counted, and rewards are kept. While the local disk is full, documents wait in
-memory, counted. Nothing in the training loop waits for the store.
+memory, counted. A document whose name the store refuses is set aside, told in `take_news`, and tried again at the next start.
+Nothing in the training loop waits for the store.
 """
 
 import contextlib
@@ -12,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import NotFound, StoreAway
+from rl_swarm.document import SMALL_BYTES
+from rl_swarm.errors import NotFound, Refused, StoreAway
 from rl_swarm.store import Store, is_key
 
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
+REFUSED = ".refused"
 
 
 class Publisher:
@@ -31,6 +34,7 @@ class Publisher:
         beat: Callable[[], None] | None = None,
         beat_seconds: float = 30.0,
         background: bool = True,
+        mine: Callable[[str, bytes], bool] = lambda key, data: False,
     ) -> None:
         self.store = store
         self.folder = folder
@@ -38,14 +42,19 @@ class Publisher:
         self.counters: Counter[str] = Counter()
         self.away_since: float | None = None
         self.background = background
+        self._mine = mine  # whether this node signed a document for a key
         self._beat = beat
         self._beat_seconds = beat_seconds
         self._last_sent = clock.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"*{REFUSED}"):  # whoever runs this node may have mended the store meanwhile
+            path.rename(path.with_suffix(""))
         left_over = sorted(path for path in folder.iterdir() if path.name.isdigit())
         self._left_over: set[Path | bytes] = set(left_over)
         self._queue: deque[Path | bytes] = deque(left_over)  # bytes where the disk was full
         self._next = int(left_over[-1].name) + 1 if left_over else 0
+        self._sending: Path | bytes | None = None  # on its way, or half written when the store went away: not to be dropped
+        self._news: deque[str] = deque()
         self._upload: tuple[str, Path, tuple[str, ...]] | None = None
         self._wake = threading.Condition()
         self._pumping = threading.Lock()
@@ -83,19 +92,21 @@ class Publisher:
         """Send all that waits; False if the store is away."""
         with self._pumping:
             try:
-                while self._queue:
-                    self._send(self._queue[0])
+                while (item := self._take_next()) is not None:
+                    self._send(item)
                 if self._upload:
                     self._send_large(*self._upload)
-                if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
-                    self._beat()
-                    self._last_sent = self.clock.monotonic()
+                self._beat_if_silent()
             except (StoreAway, NotFound):  # what exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away_since = self.away_since or self.clock.wall()
                 return False
             self.away_since = None
             return True
+
+    def take_news(self) -> list[str]:
+        """Lines for people about documents that were set aside since last asked."""
+        return [self._news.popleft() for _ in range(len(self._news))]
 
     def check(self) -> None:
         """Raise what the thread died of: a bug there must not pass in silence."""
@@ -145,49 +156,105 @@ class Publisher:
         self._next += 1
         return path
 
+    def _take_next(self) -> Path | bytes | None:
+        with self._wake:
+            self._sending = self._queue[0] if self._queue else None
+            return self._sending
+
+    def _take_out(self, item: Path | bytes) -> None:
+        with self._wake:
+            if item in self._queue:  # not if `close` has just put it on the disk
+                self._queue.remove(item)
+
     def _send(self, item: Path | bytes) -> None:
         first_line, _, data = (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")
         key = first_line.decode(errors="replace")
         if isinstance(item, Path) and not is_key(key):  # the disk has damaged it: kept for people, and nothing stops for it
+            self._take_out(item)
             item.rename(item.with_suffix(".damaged"))
-            self._queue.popleft()
             self.counters["spool_damaged"] += 1
             return
-        created = self.store.put(key, data)
-        if not created and item in self._left_over:
-            self._finish_half_written(key, data)
-        self._queue.popleft()
+        try:
+            created = self.store.put(key, data)
+            if not created:
+                self._settle(key, data, item in self._left_over)
+        except Refused as error:
+            self._set_aside(item, key, error)
+            return
+        self._take_out(item)
         if isinstance(item, Path):
             item.unlink()
         self._last_sent = self.clock.monotonic()
         self.counters["published" if created else "already_there"] += 1
 
-    def _finish_half_written(self, key: str, data: bytes) -> None:
-        """A process killed while it wrote in place (no rename on such mounts) leaves a beginning of this very document."""
-        there = self.store.get(key, limit=len(data), listed=True)
+    def _set_aside(self, item: Path | bytes, key: str, error: Refused) -> None:
+        """Keep a document that the store will not take, and let everything else go on."""
+        self._take_out(item)
+        kept = self._spooled(item) if isinstance(item, bytes) else item
+        where = "nowhere, the disk is full"
+        if isinstance(kept, Path):
+            where = str(kept.rename(kept.with_suffix(REFUSED)))
+        self.counters["refused"] += 1
+        self._news.append(f"{error}; what was to be published as {key} is kept in {where}, and tried again at the next start")
+
+    def _beat_if_silent(self) -> None:
+        if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
+            try:
+                self._beat()
+            except Refused as error:
+                self.counters["refused"] += 1
+                self._news.append(f"no heartbeat could be sent: {error}")
+            self._last_sent = self.clock.monotonic()
+
+    def _settle(self, key: str, data: bytes, left_over: bool) -> None:
+        """Look at what has a document's name already, where it may be half of it or a stranger's.
+
+        A process killed while it wrote in place (no rename on such mounts) leaves a beginning of this very document. What somebody
+        else put under the name of a document that this node signs is replaced.
+        """
+        signed = self._mine(key, data)
+        if not (left_over or signed):
+            return
+        there = self.store.get(key, limit=len(data) + SMALL_BYTES, listed=True)
         if len(there) < len(data) and data.startswith(there):
             self.store.rewrite(key, data)
+        elif signed and not self._mine(key, there):
+            self.store.rewrite(key, data)
+            self.counters["reclaimed"] += 1
+            self._news.append(f"somebody had put a file of theirs at {key}, which this node has replaced by its own")
 
     def _send_large(self, key: str, path: Path, outdated: tuple[str, ...]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a newer one follows
+        try:
             self.store.put_file(key, path)
             self.counters["uploaded"] += 1
             for old in outdated:
                 self.store.delete(old)
+        except FileNotFoundError:  # pruned meanwhile: a newer one follows
+            pass
+        except Refused as error:
+            self.counters["refused"] += 1
+            self._news.append(f"a checkpoint was not copied to the store: {error}")
         with self._wake:
             if self._upload == (key, path, outdated):
                 self._upload = None
 
     def _drop_oldest_rollouts(self) -> None:
-        """Called under the lock. Keeps the head, which may be on its way, and everything that is no rollout."""
+        """Called under the lock. Keeps what is on its way, and everything that is no rollout."""
         excess = len(self._queue) - MOST_SPOOLED
-        for item in list(self._queue)[1:]:
+        for item in list(self._queue):
             if excess <= 0:
                 return
-            if b"/rollouts/" not in (item.read_bytes() if isinstance(item, Path) else item).partition(b"\n")[0]:
+            if item is self._sending or b"/rollouts/" not in _first_line(item):
                 continue
             self._queue.remove(item)
             if isinstance(item, Path):
                 item.unlink()
             self.counters["spool_dropped"] += 1
             excess -= 1
+
+
+def _first_line(item: Path | bytes) -> bytes:
+    if isinstance(item, bytes):
+        return item.partition(b"\n")[0]
+    with item.open("rb") as file:
+        return file.readline(1000)

@@ -11,6 +11,16 @@ Importing this package is cheap: reasoning_gym is loaded when a Tasks is made.
 """
 
 from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, Tasks, parsed_answer
-from rl_swarm.tasks.spec import PRESETS, TaskSpec, canonical, parse_tasks, tasks_version
+from rl_swarm.tasks.spec import PRESETS, TaskSpec, canonical, parse_tasks, tasks_of, tasks_version
 
-__all__ = ["HELD_OUT_PER_TASK", "PRESETS", "TaskSpec", "Tasks", "canonical", "parse_tasks", "parsed_answer", "tasks_version"]
+__all__ = [
+    "HELD_OUT_PER_TASK",
+    "PRESETS",
+    "TaskSpec",
+    "Tasks",
+    "canonical",
+    "parse_tasks",
+    "parsed_answer",
+    "tasks_of",
+    "tasks_version",
+]

@@ -2,6 +2,9 @@
 
 This module reads text and, for own tasks, hashes a file. It never imports reasoning_gym, so `config`, `status` and the web
 server may use it; whether a name or a parameter exists is checked by `Tasks`, which loads the library anyway.
+
+An own task is code. It is taken only from a file that this user named, in TASKS or TASK_FILES; an experiment can ask for one by
+its hash, and never say where it lies.
 """
 
 import difflib
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
 
 PRESETS: dict[str, str] = {
@@ -67,15 +71,22 @@ class TaskSpec:
         return self.name + "".join(f":{name}={_text(self.config[name])}" for name in sorted(self.config))
 
 
-def parse_tasks(text: str) -> tuple[TaskSpec, ...]:
+def tasks_of(config: Config) -> tuple[TaskSpec, ...]:
+    """The tasks of a node; what comes from an experiment may name no file."""
+    files = [path.strip() for path in (config.task_files or "").split(",") if path.strip()]
+    return parse_tasks(config.tasks, None if config.sources.get("tasks") != "experiment" else files)
+
+
+def parse_tasks(text: str, files: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
     """Read TASKS: names, parameters, weights, presets and paths of own tasks; raise ConfigError with one line.
 
-    The specs come back sorted, since the order in which tasks are named means nothing."""
+    With `files` the text is a stranger's: an own task is looked for among these files by its hash, and nowhere else. The specs come
+    back sorted, since the order in which tasks are named means nothing."""
     specs: list[TaskSpec] = []
     for entry in _split(text, ",", text):
         if not entry:
             raise _wrong(text, "has an empty entry", "write names separated by single commas, for example TASKS=gcd,chain_sum")
-        specs.extend(_parse_entry(entry, text))
+        specs.extend(_parse_entry(entry, text, files))
     by_key: dict[str, TaskSpec] = {}
     for spec in specs:
         if by_key.setdefault(spec.key, spec) is not spec:
@@ -108,7 +119,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {some or 'none'}"
 
 
-def _parse_entry(entry: str, text: str) -> list[TaskSpec]:
+def _parse_entry(entry: str, text: str, files: Sequence[str] | None) -> list[TaskSpec]:
     weight = 1.0
     if found := _WEIGHT.search(entry):
         weight = _parse_weight(found[1], entry, text)
@@ -116,6 +127,8 @@ def _parse_entry(entry: str, text: str) -> list[TaskSpec]:
     if entry in PRESETS:
         return [replace(spec, weight=spec.weight * weight) for spec in parse_tasks(PRESETS[entry])]
     if own := _OWN.fullmatch(entry):
+        if files is not None:
+            return [_named_task(own["path"], own["sha"] or "", weight, files)]
         return [_own_task(own["path"], own["sha"], weight, text)]
     name, *parameters = _split(entry, ":", text)
     if not _NAME.fullmatch(name):
@@ -153,6 +166,18 @@ def _own_task(given: str, sha: str | None, weight: float, text: str) -> TaskSpec
             text, f"wants {given!r} with hash {sha}, this file has {digest[:16]}", "copy the file that the experiment uses"
         )
     return TaskSpec(f"{path.stem}@{digest[:16]}", {}, weight, str(path.resolve()), digest, source)
+
+
+def _named_task(given: str, sha: str, weight: float, files: Sequence[str]) -> TaskSpec:
+    """The task of an experiment that asks for code, from one of the files that this user named."""
+    for path in files:
+        spec = _own_task(path, None, weight, path)
+        if sha and spec.sha256.startswith(sha):
+            return spec
+    raise ConfigError(
+        f"the experiment runs code, the task file {Path(given).name!r} with hash {sha or 'none'}, which TASK_FILES does not name: "
+        "get it from whoever started the experiment, read it, and start again with TASK_FILES set to its path"
+    )
 
 
 def _parse_value(value: str, text: str) -> Any:

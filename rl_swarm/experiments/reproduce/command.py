@@ -184,7 +184,7 @@ def show(analysis: Analysis, page: Path, console: Console) -> None:
 
 def analyze(store_url: str, names: list[str], best: str | None, output: Path, command: str, console: Console) -> None:
     """Report on experiments that were run elsewhere, each one a run of the split that its nodes asked for."""
-    results = read_experiments(open_store(store_url), names)
+    results = read_experiments(open_store(store_url, writable=False), names)
     shares = [result.cell.arm for result in results if result.cell.arm.split.external]
     found = analyse(results, best or (max(shares, key=lambda arm: arm.split.own).name if shares else results[0].cell.arm.name))
     common = dict(set.intersection(*(set(result.cell.settings.items()) for result in results)))
