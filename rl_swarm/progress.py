@@ -46,9 +46,10 @@ def lines(store: Store, key: str) -> list[str]:
     before the folder was used through a mount.
     """
     in_file, in_segments = _lines(store, key), segment_lines(store, key)
-    shared = min(len(in_file), len(in_segments))
-    if in_file[:shared] == in_segments[:shared]:
-        return max(in_file, in_segments, key=len)
+    for start in range(len(in_file)):
+        shared = min(len(in_file) - start, len(in_segments))
+        if in_file[start : start + shared] == in_segments[:shared]:
+            return in_file + in_segments[shared:]
     return in_file + in_segments
 
 

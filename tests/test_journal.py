@@ -1,6 +1,7 @@
 """Journals and their reader: in place on a local disk, in segments elsewhere."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,67 @@ def test_a_line_that_a_full_disk_cut_is_written_whole_later(tmp_path: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     journal.metrics({"round": 2})
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
+def test_lines_that_were_said_twice_stay_twice(store: Store, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    for _ in range(2):
+        journal = make(store, tmp_path, clock)
+        for line in ("waiting", "round 1", "waiting", "waiting"):
+            journal.say(line)
+            clock.sleep(SEGMENT_SECONDS)
+        journal.flush()
+        journal.merge()
+    key = LAYOUT.log("me", "stdout.log")
+    assert progress.lines(store, key) == ["waiting", "round 1", "waiting", "waiting"] * 2
+    assert store.get(key, limit=1 << 20).decode().splitlines() == ["waiting", "round 1", "waiting", "waiting"] * 2
+
+
+def test_what_grew_in_place_before_the_folder_was_a_mount_is_not_lost(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    disk, mount = (FolderStore(tmp_path, clock, local=local) for local in (True, False))
+    for store, line in ((disk, "first"), (mount, "second")):
+        journal = make(store, tmp_path / "local", clock)
+        journal.say(line)
+        journal.flush()
+        journal.merge()
+    assert progress.lines(disk, LAYOUT.log("me", "stdout.log")) == ["first", "second"]
+
+
+@pytest.mark.parametrize("plant", ["fifo", "folder", "link", "unreadable"])
+def test_what_somebody_put_in_the_place_of_a_journal_is_said_and_stops_nothing(plant: str, tmp_path: Path) -> None:
+    store, said = FolderStore(tmp_path, VirtualClock(), local=True), list[str]()
+    path = tmp_path / LAYOUT.log("me", "metrics.jsonl")
+    path.parent.mkdir(parents=True)
+    if plant == "fifo":
+        os.mkfifo(path)
+    elif plant == "folder":
+        path.mkdir()
+    elif plant == "link":
+        path.symlink_to(tmp_path / "private")
+    else:
+        path.touch(mode=0)
+        if os.access(path, os.W_OK):
+            pytest.skip("this user may write to everything")
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    journal = Journal(store, LAYOUT, "me", publisher, VirtualClock(), said.append)
+    journal.rewind(0)
+    for number in range(3):
+        journal.metrics({"round": number})
+    [line] = said
+    assert "metrics.jsonl cannot be used" in line
+    assert progress.metrics(store, LAYOUT, "me") == []
+    path.rmdir() if plant == "folder" else path.unlink()
+    journal.flush()
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2]
+
+
+def test_a_segment_far_in_the_future_hides_nothing(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = FolderStore(tmp_path, clock, local=False)
+    key = LAYOUT.log("me", "metrics.jsonl")
+    store.put(Layout.segment(key, 999_999_999_999_999), b"")
+    journal = make(store, tmp_path / "local", clock)
+    journal.metrics({"round": 0})
+    journal.flush()
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]

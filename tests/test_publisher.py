@@ -187,3 +187,60 @@ def test_what_waits_in_memory_goes_to_disk_at_the_end(tmp_path: Path, monkeypatc
     store.away = False
     Publisher(store, tmp_path, SystemClock()).close(10)
     assert store.get("a/1", limit=1 << 24) == b"one"
+
+
+def test_a_document_whose_name_is_refused_is_set_aside_and_everything_else_goes_on(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=True)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "round_1").touch()  # a stranger's file where a folder should be
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    for number in range(3):
+        publisher.put(f"rollouts/round_{number}/x.json", b"x")
+    assert store.list("rollouts") == ["round_0/", "round_1", "round_2/"]
+    [news] = publisher.take_news()
+    assert "rollouts/round_1/x.json cannot be used" in news and "remove it" in news and "next start" in news
+    assert publisher.pending == 0 and publisher.counters["refused"] == 1
+    again = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    again.pump()
+    assert len(again.take_news()) == 1, "set aside once more, while the rest goes on"
+    (tmp_path / "rollouts" / "round_1").unlink()
+    Publisher(store, tmp_path / "spool", VirtualClock(), background=False).pump()
+    assert store.get("rollouts/round_1/x.json", limit=10) == b"x"
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_dropping_the_oldest_rollouts_never_touches_the_one_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread sends one document while the loop hands over more than the spool may hold."""
+    monkeypatch.setattr(module, "MOST_SPOOLED", 3)
+    handed_over: list[str] = []
+
+    class Slow(MemoryStore):
+        def _put(self, key: str, data: bytes) -> bool:
+            if not handed_over:  # while the first is on its way, and before the next is looked at
+                handed_over.extend(f"e/rollouts/{number}" for number in range(1, 9))
+                for each in handed_over:
+                    publisher.put(each, b"x")
+            return super()._put(key, data)
+
+    store = Slow()
+    publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
+    monkeypatch.setattr(publisher, "_thread", object())  # so that putting does not send by itself
+    publisher._queue.append(publisher._spooled(b"e/rollouts/0\nx"))
+    assert publisher.pump()
+    publisher.check()
+    sent = set(store.list("e/rollouts"))
+    assert "0" in sent and sent | {"1", "2", "3", "4", "5", "6"} == {str(number) for number in range(9)}
+    assert publisher.counters["spool_dropped"] == 9 - len(sent)
+
+
+def test_what_a_stranger_put_under_the_name_of_a_signed_document_is_replaced(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.put("rewards/me.json", b"a stranger's")
+    store.put("rewards/mine.json", b"signed by me, before I was killed")
+    publisher = Publisher(store, tmp_path, VirtualClock(), background=False, mine=lambda key, data: data.startswith(b"signed by me"))
+    publisher.put("rewards/me.json", b"signed by me")
+    publisher.put("rewards/mine.json", b"signed by me, done again")
+    assert store.get("rewards/me.json", limit=100) == b"signed by me"
+    assert store.get("rewards/mine.json", limit=100) == b"signed by me, before I was killed"
+    [news] = publisher.take_news()
+    assert "rewards/me.json" in news and publisher.counters["reclaimed"] == 1
