@@ -32,6 +32,7 @@ from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 
 DRAIN_SECONDS = 30.0
+LARGE_GROUP = 32  # completions that a peer's rollout may have, however few this node makes of its own
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ def make_worker(
             fetch_peers=config.fetch_peers,
             fetch_seconds=config.fetch_seconds,
             cache=config.fetch_cache,
+            most_completions=max(LARGE_GROUP, 2 * config.group_size),
             model=config.model,
             tasks_version=node.experiment.tasks_version,
             secret=node.secret,

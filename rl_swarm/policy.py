@@ -26,6 +26,7 @@ PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers witho
 PROMPTS_KEPT = 1024  # rendered prompts remembered: a question is asked, checked for its length and trained on
 # Prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters.
 BATCH_TOKENS = 1 << 16
+LONGEST_TOKEN = 128  # characters: the longest in use stand for runs of spaces
 
 
 class Policy:
@@ -91,13 +92,15 @@ class Policy:
 
         An own completion's are those sampled. A peer's text is encoded anew, and special tokens that are spelt out in it are plain
         text; the end token follows only where the completion stopped by itself, and what exceeds `max_new_tokens` is cut off.
+        Of a very long text the rest is not even encoded, which takes a second a megabyte.
         """
         if completion.token_ids:
             return completion.token_ids, True
-        ids = self.tokenizer.encode(completion.text, add_special_tokens=False, split_special_tokens=True)
+        text = completion.text[: self.max_new_tokens * LONGEST_TOKEN]
+        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if completion.finish == "stop":
             ids.append(self.end_id)
-        return tuple(ids[: self.max_new_tokens]), len(ids) <= self.max_new_tokens
+        return tuple(ids[: self.max_new_tokens]), len(text) == len(completion.text) and len(ids) <= self.max_new_tokens
 
     def fits(self, question: Question) -> bool:
         return self.context_tokens is None or len(self.prompt_ids(question.prompt)) + self.max_new_tokens <= self.context_tokens

@@ -48,6 +48,8 @@ def lines(store: Store, key: str) -> list[str]:
     in_file, in_segments = _lines(store, key), segment_lines(store, key)
     for start in range(len(in_file)):
         shared = min(len(in_file) - start, len(in_segments))
+        if shared and in_file[start] != in_segments[0]:
+            continue
         if in_file[start : start + shared] == in_segments[:shared]:
             return in_file + in_segments[shared:]
     return in_file + in_segments

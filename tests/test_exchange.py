@@ -158,6 +158,15 @@ def test_claims_are_not_believed(tmp_path: Path) -> None:
     assert make(store, tmp_path).gather(0, 1, random.Random(0))[0].rewards == [1.0, 0.0]
 
 
+def test_a_group_much_larger_than_the_own_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    store.put(LAYOUT.bundle(0, "small"), encode(bundle("small", 0, right=(True, False) * 16)))
+    store.put(LAYOUT.bundle(0, "large"), encode(bundle("large", 0, right=(True, False) * 17)))
+    exchange = make(store, tmp_path, most_completions=32)
+    assert {rollout.node_id for rollout in exchange.gather(0, 100, random.Random(0))} == {"small"}
+    assert exchange.rejected == {"group_size": 2}
+
+
 def test_bad_files_are_counted_set_aside_and_skipped(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     good = encode(bundle("good", 0))

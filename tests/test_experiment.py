@@ -67,7 +67,7 @@ def planted(**changes: Any) -> MemoryStore:
         ({"experiment": "../../x"}, "its file says"),
         ({"settings": {"NUM_TRAIN_SAMPLES": "1000000000"}}, "NUM_TRAIN_SAMPLES must be at most"),
         ({"settings": {"NUM_GENERATIONS": "257"}}, "NUM_GENERATIONS must be at most 256"),
-        ({"settings": {"LD_PRELOAD": "/tmp/evil.so"}}, "settings that this version does not share .LD_PRELOAD"),
+        ({"settings": {"LD_PRELOAD": "/tmp/evil.so"}}, r"settings that this version does not share \(LD_PRELOAD"),
         ({"settings": {"RL_SWARM_HOME": "/tmp"}}, "does not share"),
         ({"settings": {"MODEL_NAME": "/shared/evil"}}, "MODEL_NAME is neither"),
         ({"settings": {"MODEL_NAME": "../evil"}}, "MODEL_NAME is neither"),
@@ -90,7 +90,7 @@ def test_the_model_of_an_experiment_is_no_path_of_anybodys_machine(tmp_path: Pat
     published = experiments.publish(store, LAYOUT, here, "library 1", VirtualClock())
     assert published.settings["MODEL_NAME"] == "./llama"
     experiments.check(here, published, "library 1")
-    with pytest.raises(ConfigError, match="trains a model from a folder, 'llama', which is not shared: get it, and set MODEL_NAME"):
+    with pytest.raises(ConfigError, match="trains a model from a folder, 'llama', which is not shared: get it"):
         experiments.check(load({}, {}, published.settings), published, "library 1")
 
 
@@ -119,7 +119,7 @@ def test_a_path_in_a_strangers_tasks_is_never_opened(tmp_path: Path) -> None:
     evil = tmp_path / "evil.py"
     evil.write_text("raise SystemExit('executed')")
     stranger = load({}, {}, {"TASKS": f"gcd,{evil}"})
-    with pytest.raises(ConfigError, match="the task file 'evil.py' with hash none"):
+    with pytest.raises(ConfigError, match=r"the task file 'evil.py' with hash none"):
         tasks_of(stranger)
 
 

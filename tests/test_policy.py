@@ -8,7 +8,7 @@ import torch
 from rl_swarm.attention import Growing
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.lean import LeanDecoder
-from rl_swarm.policy import PLAIN_PROMPT, SYSTEM_PROMPT, Policy, out_of_memory
+from rl_swarm.policy import LONGEST_TOKEN, PLAIN_PROMPT, SYSTEM_PROMPT, Policy, out_of_memory
 from rl_swarm.rollout import Completion, Question
 from tests.tiny_models import NO_SYSTEM_TEMPLATE, QUESTIONS, chat_tokenizer, llama, plain_tokenizer, policy
 
@@ -235,6 +235,15 @@ def test_a_peers_text_is_encoded_with_the_own_tokenizer(architecture: str) -> No
     assert made.completion_ids(Completion("", finish="stop")) == ((made.end_id,), True)
     ids, whole = made.completion_ids(Completion("The answer is 42. " * 9, finish="stop"))
     assert (len(ids), ids[-1] == made.end_id, whole) == (made.max_new_tokens, False, False)
+
+
+def test_of_a_very_long_text_the_rest_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, lengths = policy(), list[int]()
+    encode = made.tokenizer.encode
+    monkeypatch.setattr(made.tokenizer, "encode", lambda text, **options: (lengths.append(len(text)), encode(text, **options))[1])
+    ids, whole = made.completion_ids(Completion("9" * 200_000, finish="stop"))
+    assert (len(ids), whole) == (made.max_new_tokens, False)
+    assert lengths == [made.max_new_tokens * LONGEST_TOKEN]
 
 
 def test_own_ids_are_not_encoded_again() -> None:

@@ -237,7 +237,9 @@ def test_what_a_stranger_put_under_the_name_of_a_signed_document_is_replaced(tmp
     store = MemoryStore()
     store.put("rewards/me.json", b"a stranger's")
     store.put("rewards/mine.json", b"signed by me, before I was killed")
-    publisher = Publisher(store, tmp_path, VirtualClock(), background=False, mine=lambda key, data: data.startswith(b"signed by me"))
+    publisher = Publisher(
+        store, tmp_path, VirtualClock(), background=False, mine=lambda key, data: data.startswith(b"signed by me")
+    )
     publisher.put("rewards/me.json", b"signed by me")
     publisher.put("rewards/mine.json", b"signed by me, done again")
     assert store.get("rewards/me.json", limit=100) == b"signed by me"

@@ -46,6 +46,7 @@ class ExchangeSettings:
     fetch_peers: int = 10
     fetch_seconds: float = 30.0
     cache: bool = True
+    most_completions: int = GROUP_LIMITS[1]  # of one rollout: each is scored, and may be trained on
     model: str = ""
     tasks_version: str = ""
     secret: str = ""  # part of every draw of an order: nobody can make up names that this node will read first
@@ -304,7 +305,7 @@ class Exchange:
         allowance.rollouts -= 1
         began = self.clock.monotonic()
         try:
-            if not GROUP_LIMITS[0] <= len(rollout.completions) <= GROUP_LIMITS[1]:
+            if not GROUP_LIMITS[0] <= len(rollout.completions) <= self.settings.most_completions:
                 raise BadRollout("group_size", str(len(rollout.completions)))
             verified = self.verify(rollout)
         finally:
