@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rl_swarm.clock import Clock
+from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError, NotFound
 from rl_swarm.store.base import Store, Transient
 
@@ -42,7 +43,7 @@ class FolderStore(Store):
 
     @classmethod
     def open(cls, path: str, clock: Clock | None = None) -> "FolderStore":
-        root = Path(path).expanduser().absolute()
+        root = expanded(path, "GDRIVE_PATH").absolute()
         try:
             if root.exists() and not root.is_dir():
                 raise ConfigError(f"GDRIVE_PATH must be a folder, got the file {path!r}: name the folder that all nodes share")

@@ -12,9 +12,9 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError
 
 PRESETS: dict[str, str] = {
@@ -139,7 +139,7 @@ def _parse_weight(value: str, entry: str, text: str) -> float:
 
 
 def _own_task(given: str, sha: str | None, weight: float, text: str) -> TaskSpec:
-    path = Path(given).expanduser()
+    path = expanded(given, "TASKS")
     try:
         content = path.read_bytes()
         source = content.decode()
