@@ -17,6 +17,7 @@ from rl_swarm.store import Store, is_key
 
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
+BUSY_BEATS = 4  # a node that publishes all the time sends a heartbeat after so many times the silence that asks for one
 
 
 class Publisher:
@@ -40,7 +41,7 @@ class Publisher:
         self.background = background
         self._beat = beat
         self._beat_seconds = beat_seconds
-        self._last_sent = clock.monotonic()
+        self._last_sent = self._last_beat = clock.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         left_over = sorted(path for path in folder.iterdir() if path.name.isdigit())
         self._left_over: set[Path | bytes] = set(left_over)
@@ -87,15 +88,20 @@ class Publisher:
                     self._send(self._queue[0])
                 if self._upload:
                     self._send_large(*self._upload)
-                if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
+                if self._beat and self._beat_is_due():
                     self._beat()
-                    self._last_sent = self.clock.monotonic()
+                    self._last_sent = self._last_beat = self.clock.monotonic()
             except (StoreAway, NotFound):  # what exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away_since = self.away_since or self.clock.wall()
                 return False
             self.away_since = None
             return True
+
+    def _beat_is_due(self) -> bool:
+        """After a silence; and now and then in any case, since heartbeats show whether a name is used twice."""
+        now = self.clock.monotonic()
+        return now - self._last_sent >= self._beat_seconds or now - self._last_beat >= BUSY_BEATS * self._beat_seconds
 
     def check(self) -> None:
         """Raise what the thread died of: a bug there must not pass in silence."""
