@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def signed_by(public: str, signature: str, message: bytes) -> bool:
 def load_identity(value: str, shared: Path | None = None) -> Identity:
     """The key in a file, made if there is none. `shared` is the store's folder, where everybody could read it."""
     require_library("SWARM_IDENTITY")
-    path = Path(value).expanduser().absolute()
+    path = expanded(value, "SWARM_IDENTITY").absolute()
     path = path / KEY_FILE if path.is_dir() else path
     if shared and path.resolve().is_relative_to(shared.resolve()):
         raise ConfigError(f"SWARM_IDENTITY lies in the shared folder, got {value!r}: keep the key where only you can read it")
@@ -121,8 +122,8 @@ def allowed_keys(value: str, variable: str = "SWARM_ALLOWED_KEYS") -> dict[str, 
     lines = value.split(",")
     if not all(_PUBLIC.fullmatch(line.strip().lower()) for line in lines):
         try:
-            lines = [line.partition("#")[0] for line in Path(value).expanduser().read_text().splitlines()]
-        except (OSError, ValueError, RuntimeError):
+            lines = [line.partition("#")[0] for line in expanded(value, variable).read_text().splitlines()]
+        except (OSError, ValueError):
             raise ConfigError(
                 f"{variable} is neither a list of keys nor a file that can be read, got {value!r}: "
                 "a key is the 64 hexadecimal digits that a node prints when it starts"

@@ -60,7 +60,7 @@ def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:
             "path": os.path.join(gdrive_base_path, Layout(status.experiment).root),
             "status": status.status,
             "round": status.round,
-            "num_peers": len(status.nodes),
+            "num_peers": len(status.nodes) + status.left_out,
         }
         for status in progress.all_experiments(open_store(gdrive_base_path, writable=False))
     ]

@@ -14,8 +14,8 @@ import msgspec
 from rl_swarm.errors import NotFound
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
-from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
-from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_heartbeat, read_registration
+from rl_swarm.swarm.rounds import Rounds, submitted
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
 
 TAIL_BYTES = 64 << 10
@@ -110,6 +110,7 @@ class NodeStatus:
     reward: float | None
     last_sign: float | None
     muted: tuple[Mute, ...] = ()
+    name_in_use: bool = False  # the node says that another process uses its name, too
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class ExperimentStatus:
     round: int | None
     opened_at: float | None
     nodes: tuple[NodeStatus, ...]
+    left_out: int = 0  # registered nodes that were not looked at
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,7 +131,11 @@ def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
     rounds = Rounds(store, layout)
     newest = rounds.survey()
     current = rounds.read_current()
-    nodes = tuple(node_status(store, layout, node_id) for node_id in sorted(registered(store, layout)))
+    known = set[str]()
+    if newest:
+        known = {newest.coordinator, *newest.live, *submitted(store, layout, newest.round)}
+    names, left_out = most_alive(store, layout, known)
+    nodes = tuple(node_status(store, layout, node_id) for node_id in names)
     highest = max((node.round for node in nodes if node.round is not None), default=None)
     return ExperimentStatus(
         experiment=layout.experiment_name,
@@ -137,6 +143,7 @@ def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
         round=newest.round if newest else highest,
         opened_at=newest.opened_at if newest else None,
         nodes=nodes,
+        left_out=left_out,
     )
 
 
@@ -174,6 +181,7 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
         reward=_number(last.get("reward")),
         last_sign=max((sign for sign in signs if sign is not None), default=None),
         muted=_muted(last.get("muted")),
+        name_in_use=beat is not None and bool(beat.twin),
     )
 
 

@@ -77,7 +77,20 @@ def status_view(status: ExperimentStatus, now: float) -> Group:
             "–" if node.reward is None else f"{node.reward:.3f}",
             ago(node.last_sign, now),
         )
-    return Group(head, table, *(Text(line) for line in _mutes(status)))
+    return Group(head, table, *(Text(line) for line in [*_left_out(status), *_twins(status), *_mutes(status)]))
+
+
+def _left_out(status: ExperimentStatus) -> list[str]:
+    few = f"and {status.left_out} more registered, which were not looked at: these here show the most signs of life"
+    return [few] if status.left_out else []
+
+
+def _twins(status: ExperimentStatus) -> list[str]:
+    return [
+        visible(f"{node.node_id} says that another process uses its name: stop one of the two, or give it another NODE_ID")
+        for node in status.nodes
+        if node.name_in_use
+    ]
 
 
 def _mutes(status: ExperimentStatus) -> list[str]:

@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).parent.parent / "rl_swarm"
 
 # A module may import from its own level and from those before it; nothing reaches back.
 LEVELS = [
-    {"errors", "clock", "randomness", "identity", "text"},
+    {"errors", "clock", "randomness", "text", "stopping", "libraries"},
     {"document"},
-    {"config", "rollout", "store"},
+    {"config", "identity", "rollout", "store"},
     {
         "tasks",
         "swarm",
@@ -34,7 +34,21 @@ LEVELS = [
     },
     {"trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
-    {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "notebook"},
+    {
+        "node",
+        "learner",
+        "probe",
+        "ask",
+        "export",
+        "push",
+        "doctor",
+        "memory",
+        "launch",
+        "view",
+        "experiments",
+        "notebook",
+        "options",
+    },
     {"cli"},
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}

@@ -3,11 +3,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_swarm.config import SETTINGS, describe, load, shared_settings
+from rl_swarm.config import MOST_OWN, SETTINGS, Setting, describe, load, shared_settings
 from rl_swarm.errors import ConfigError
+from rl_swarm.rollout import MOST_ROLLOUTS
 
 
 def test_defaults_follow_the_design() -> None:
@@ -62,6 +63,14 @@ def test_booleans_in_any_case(word: str) -> None:
         ("MAX_STAGES", "2", "must be 1"),
         ("MODEL_NAME", " ", "must not be empty"),
         ("ROLLOUT_COMPRESSION", "zip", "use none"),
+        ("NUM_TRAIN_SAMPLES", "1000000000", "at most 1,024"),
+        ("NUM_TRANSPLANT_TREES", "4097", "at most 4,096"),
+        ("MAX_ROUNDS", "1000001", "at most 1,000,000"),
+        ("MAX_NEW_TOKENS", "99999999999999999999999", "at most 1,000,000"),
+        ("ROLLOUT_WINDOW_ROUNDS", "1001", "at most 1,000"),
+        ("ROLLOUT_FETCH_MAX_PEERS", "10001", "at most 10,000"),
+        ("COORDINATOR_ROUND_INTERVAL", "1e300", "at most 1e+06"),
+        ("GDRIVE_PATH", "~nouser/x", "write the whole path, from / on"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_variable_value_and_remedy(variable: str, value: str, says: str) -> None:
@@ -69,6 +78,31 @@ def test_a_wrong_value_is_one_line_with_variable_value_and_remedy(variable: str,
         load({variable: value})
     line = str(caught.value)
     assert line.startswith(variable) and repr(value) in line and says in line and "\n" not in line
+
+
+def test_every_number_has_an_upper_bound() -> None:
+    def is_number(setting: Setting) -> bool:
+        try:
+            return not isinstance(setting.parse("1"), bool | str)
+        except ValueError:
+            return False
+
+    numbers = [setting.variable for setting in SETTINGS.values() if is_number(setting)]
+    assert len(numbers) >= 19
+    for variable in numbers:
+        for value in ("9" * 25, "1e300") if variable != "MAX_STAGES" else ("9" * 25,):
+            with pytest.raises(ConfigError, match="must be"):
+                load({variable: value})
+
+
+def test_so_many_rollouts_as_a_file_may_hold() -> None:
+    assert MOST_OWN == MOST_ROLLOUTS
+
+
+def test_completions_of_a_round_are_bounded_together() -> None:
+    assert load({"NUM_TRAIN_SAMPLES": "256", "NUM_GENERATIONS": "256"}).own_count == 256
+    with pytest.raises(ConfigError, match=r"NUM_TRAIN_SAMPLES times NUM_GENERATIONS must be at most 65,536, got 257 times 256: "):
+        load({"NUM_TRAIN_SAMPLES": "257", "NUM_GENERATIONS": "256"})
 
 
 def test_cleaning_up_must_leave_the_window() -> None:
@@ -88,6 +122,7 @@ def test_secrets_are_neither_printed_nor_shared() -> None:
     assert "HUGGINGFACE_ACCESS_TOKEN" not in shared_settings(config)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([item.variable for item in SETTINGS.values()]), st.text(max_size=20)))
 def test_any_text_gives_a_config_or_one_line(environment: dict[str, str]) -> None:
     try:

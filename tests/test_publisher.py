@@ -11,7 +11,7 @@ from rl_swarm.store.base import Transient
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import publisher as module
-from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.publisher import BUSY_BEATS, Publisher
 from tests.clocks import VirtualClock
 
 
@@ -110,6 +110,17 @@ def test_a_silent_node_beats(tmp_path: Path) -> None:
     clock.sleep(20)
     publisher.pump()
     assert len(beats) == 2, "publishing is a sign of life, too"
+
+
+def test_a_busy_node_beats_now_and_then(tmp_path: Path) -> None:
+    clock, beats = VirtualClock(), []
+    publisher = Publisher(MemoryStore(), tmp_path, clock, beat=lambda: beats.append(clock.now), beat_seconds=30, background=False)
+    for number in range(BUSY_BEATS * 3):
+        clock.sleep(15)
+        publisher.put(f"a/x{number}", b"1")
+        clock.sleep(15)
+        publisher.put(f"a/y{number}", b"1")
+    assert len(beats) == 3
 
 
 def test_a_bug_in_the_thread_is_raised_in_the_loop(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from rl_swarm import config as configuration
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.config import Config
+from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError, NotFound, StoreAway
 from rl_swarm.experiments.validate import Finding
 from rl_swarm.store import Store, Transient, is_key, open_store
@@ -71,8 +70,8 @@ class StoreExam:
 
     def _run(self) -> None:
         url = self.config.store_url
-        root = Path(url.removeprefix("file://")).expanduser()
         try:
+            root = expanded(url.removeprefix("file://"), "GDRIVE_PATH")
             made = not root.exists()
             store = self._open_url(url)
         except ConfigError as error:

@@ -18,7 +18,7 @@ from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
-from rl_swarm.swarm.peers import read_registration, registered
+from rl_swarm.swarm.peers import most_alive, read_registration
 
 METRICS, EVENTS = "metrics.jsonl", "training_events.jsonl"
 SMOOTHED_ROUNDS = 5
@@ -243,7 +243,7 @@ class Following:
 
     def look(self) -> Moment:
         """Read what is new; raise StoreAway if the store does not answer."""
-        for node_id in registered(self.store, self.layout) - self._nodes.keys():
+        for node_id in set(most_alive(self.store, self.layout)[0]) - self._nodes.keys():
             self._meet(node_id)
         new = [(row.timestamp, row.round, node.node_id) for node in self._nodes.values() for row in node.read()]
         if new:

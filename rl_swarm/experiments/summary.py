@@ -21,7 +21,7 @@ from rl_swarm.experiments.following import EVENTS, METRICS, Count, Measured, Sha
 from rl_swarm.store import Store
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import read_registration, registered
+from rl_swarm.swarm.peers import most_alive, read_registration
 
 FIRST_ROUNDS = 3
 LAST_ROUNDS = 10
@@ -138,7 +138,10 @@ class _Run:
 
     def workers(self) -> dict[str, str]:
         """Registered workers and the model that each says it trains."""
-        found = {node: read_registration(self.store, self.layout, node) for node in sorted(registered(self.store, self.layout))}
+        names, left_out = most_alive(self.store, self.layout)
+        if left_out:
+            self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")
+        found = {node: read_registration(self.store, self.layout, node) for node in names}
         for node in (node for node, registration in found.items() if registration is None):
             self._damaged(self.layout.peer(node), "no registration that can be read, so the node is left out")
         return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}

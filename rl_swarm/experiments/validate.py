@@ -17,7 +17,7 @@ from rl_swarm.experiments.following import METRICS, Count, Finite, valid
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
-from rl_swarm.swarm.peers import read_registration, registered
+from rl_swarm.swarm.peers import most_alive, read_registration
 from rl_swarm.swarm.rounds import read_reward
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
@@ -66,10 +66,11 @@ class _Run:
         self.store = store
         self.layout = layout
         self.expected = expected
-        self.nodes = sorted(registered(store, layout))
-        found = {node: read_registration(store, layout, node) for node in self.nodes}
+        named, self.left_out = most_alive(store, layout)
+        found = {node: read_registration(store, layout, node) for node in named}
         roles = {node: registration.node_role for node, registration in found.items() if registration}
-        self.unreadable = [node for node in self.nodes if node not in roles]
+        self.nodes = list(roles)
+        self.unreadable = [node for node in named if node not in roles]
         self.workers = [node for node, role in roles.items() if role == "worker"]
         self.coordinated = "coordinator" in roles.values()
         self.foreign: dict[str, int] = {}  # worker → rows that no node writes
@@ -93,14 +94,20 @@ class _Run:
     def _check_nodes(self) -> Iterator[Finding]:
         wanted = self.expected.nodes
         shown = f"{len(self.nodes)} registered ({len(self.workers)} workers)"
-        if wanted is not None and len(self.nodes) != wanted:
-            yield Finding("nodes", "failed", f"{shown}, {wanted} expected")
+        if wanted is not None and len(self.nodes) + self.left_out != wanted:
+            more = f" and {self.left_out} more" if self.left_out else ""
+            yield Finding("nodes", "failed", f"{shown}{more}, {wanted} expected")
         elif not self.workers:
             yield Finding("nodes", "failed", f"{shown}: nobody trained")
         else:
             yield Finding("nodes", "ok", shown)
-        for node in self.unreadable:
-            yield Finding("nodes", "failed", f"the registration of {node} cannot be read")
+        if self.left_out:
+            few = f"{self.left_out} more have registered and were left out: those looked at show the most signs of life"
+            yield Finding("nodes", "warning", few)
+        if self.unreadable:  # junk that a stranger left, unless there is a journal of that name
+            writing = {name.rstrip("/") for name in self.store.list(self.layout.logs)}
+            status = "failed" if writing.intersection(self.unreadable) else "warning"
+            yield Finding("nodes", status, f"no registration that can be read, so not counted: {_some(self.unreadable)}")
 
     def _check_rounds(self) -> Iterator[Finding]:
         announced = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
@@ -194,7 +201,7 @@ class _Run:
                 names = self.store.list(folder)
                 strangers |= {f"{folder}/{name}" for name in names if node_of_file(name) not in self.nodes}
         if strangers:
-            yield Finding("strangers", "warning", f"not of a registered node: {_some(sorted(strangers))}")
+            yield Finding("strangers", "warning", f"of no node that is counted: {_some(sorted(strangers))}")
 
     def _rows(self) -> Iterator[tuple[str, _Row]]:
         return ((node, row) for node, rows in self.metrics.items() for row in rows if row.round < self.rounds)

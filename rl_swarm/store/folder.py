@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rl_swarm.clock import Clock
+from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused
 from rl_swarm.store.base import Store, Transient
 from rl_swarm.store.guard import Folder, RootGone, open_folder, part_name
@@ -54,8 +55,8 @@ class FolderStore(Store):
 
     @classmethod
     def open(cls, path: str, clock: Clock | None = None, writable: bool = True) -> "FolderStore":
+        root = expanded(path, "GDRIVE_PATH").absolute()
         try:
-            root = Path(path).expanduser().absolute()
             if root.exists() and not root.is_dir():
                 raise ConfigError(f"GDRIVE_PATH must be a folder, got the file {path!r}: name the folder that all nodes share")
             if not root.exists() and (not writable or not root.parent.is_dir()):
@@ -69,10 +70,10 @@ class FolderStore(Store):
                     probe = f".probe-{secrets.token_hex(8)}"
                     folder.creating(probe).close()
                     folder.remove(probe)
-        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError for ~nobody, ValueError for a zero byte
-            reason = error.strerror if isinstance(error, OSError) else error
+        except OSError as error:
             raise ConfigError(
-                f"GDRIVE_PATH is not writable, got {path!r} ({reason}): mount it again, change its permissions, or choose another"
+                f"GDRIVE_PATH is not writable, got {path!r} ({error.strerror}): "
+                "mount it again, change its permissions, or choose another"
             ) from None
         return cls(root, clock)
 

@@ -85,8 +85,12 @@ class Layout:
     def checkpoint(self, number: int, node_id: str) -> str:
         return f"{self.checkpoint_folder(number)}/{node_id}.pt"
 
+    @property
+    def logs(self) -> str:
+        return f"{self.root}/logs"
+
     def log(self, node_id: str, name: str) -> str:
-        return f"{self.root}/logs/{node_id}/{name}"
+        return f"{self.logs}/{node_id}/{name}"
 
     def progress(self, node_id: str) -> str:
         return f"{self.root}/progress_{node_id}.jsonl"

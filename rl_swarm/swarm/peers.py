@@ -4,6 +4,8 @@ A node registers once and sends a numbered heartbeat when it has been silent for
 clock since it last saw *something new* of a node; clocks of two machines are never compared.
 """
 
+from collections import Counter, deque
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import msgspec
@@ -17,6 +19,10 @@ from rl_swarm.swarm.layout import Layout, node_of_file, sequence_of_file
 
 NodeName = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=200)]
+
+MOST_LOOKED_AT = 256  # registered nodes of which people are shown something: thousands may be made up
+KEPT_BEATS = 2  # heartbeats that a node leaves in the store
+TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -36,6 +42,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     sent_at: float
     doing: Text
     round: int
+    session: Text = ""  # of the process that sent it
+    twin: Text = ""  # the session of another process that sends heartbeats under this name
     schema: int = SCHEMA
 
 
@@ -58,36 +66,114 @@ def registered(store: Store, layout: Layout) -> set[str]:
     return {node for node in map(node_of_file, store.list(layout.peers)) if node is not None}
 
 
+def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: int = MOST_LOOKED_AT) -> tuple[list[str], int]:
+    """At most so many of the registered nodes, in order, and how many were left out: for whoever looks at each of them.
+
+    Of very many those come first that are `known`, have sent a heartbeat or keep a journal. That takes two listings, whatever their
+    number.
+    """
+    there = store.list(layout.peers)
+    names = {node for node in map(node_of_file, there) if node is not None}
+    if len(names) <= most:
+        return sorted(names), 0
+    beating = {name.rstrip("/") for name in there if name.endswith("/")}
+    writing = {name.rstrip("/") for name in store.list(layout.logs)}
+
+    def order(node: str) -> tuple[int, str]:
+        return -(2 * (node in known) + (node in beating) + (node in writing)), node
+
+    return sorted(sorted(names, key=order)[:most]), len(names) - most
+
+
+def heartbeat_numbers(store: Store, layout: Layout, node_id: str) -> set[int]:
+    return {number for number in map(sequence_of_file, store.list(layout.heartbeats(node_id))) if number is not None}
+
+
 def newest_heartbeat(store: Store, layout: Layout, node_id: str) -> int | None:
-    numbers = [number for number in map(sequence_of_file, store.list(layout.heartbeats(node_id))) if number is not None]
-    return max(numbers, default=None)
+    return max(heartbeat_numbers(store, layout, node_id), default=None)
 
 
 def read_heartbeat(store: Store, layout: Layout, node_id: str, sequence: int) -> Heartbeat | None:
     try:
-        return unseal(store.get(layout.heartbeat(node_id, sequence), limit=SMALL_BYTES), Heartbeat)
+        found = unseal(store.get(layout.heartbeat(node_id, sequence), limit=SMALL_BYTES), Heartbeat)
     except (NotFound, BadDocument):
         return None
+    return found if (found.peer_id, found.sequence) == (node_id, sequence) else None
 
 
 class Pulse:
-    """A node's own heartbeats: numbered on from what is in the store, only the last two kept there."""
+    """A node's own heartbeats: numbered on from what is in the store, only the last two kept there.
 
-    def __init__(self, store: Store, layout: Layout, node_id: str, clock: Clock) -> None:
+    They also show whether another process uses this node's name: then the number that is next is taken by another session again
+    and again. `report` is given a line about it now and then.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        node_id: str,
+        clock: Clock,
+        session: str = "",
+        report: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.store = store
         self.layout = layout
         self.node_id = node_id
         self.clock = clock
+        self.session = session
+        self._report = report
         self._sequence: int | None = None
+        self._kept: deque[int] = deque()  # numbers of the heartbeats in the store that are this node's to remove
+        self._strangers: Counter[str] = Counter()  # how often the next number was taken by this session
+        self._twin, self._met_at, self._told_at = "", -TOLD_SECONDS, -TOLD_SECONDS
 
     def beat(self, doing: str, round_number: int) -> None:
         if self._sequence is None:
-            self._sequence = (newest_heartbeat(self.store, self.layout, self.node_id) or 0) + 1
-        beat = Heartbeat(self.node_id, self._sequence, self.clock.wall(), doing[:200], round_number)
-        self.store.put(self.layout.heartbeat(self.node_id, self._sequence), seal(beat))
-        if self._sequence > 2:
-            self.store.delete(self.layout.heartbeat(self.node_id, self._sequence - 2))
+            left = sorted(heartbeat_numbers(self.store, self.layout, self.node_id))[-KEPT_BEATS:]
+            self._kept.extend(left)
+            self._sequence = (left[-1] if left else 0) + 1
+        if not self._put(doing, round_number) and self._meet_stranger():
+            self._sequence = max(self._sequence, newest_heartbeat(self.store, self.layout, self.node_id) or 0) + 1
+            self._put(doing, round_number)  # so that the other process learns of this one
+        while len(self._kept) > KEPT_BEATS:
+            self.store.delete(self.layout.heartbeat(self.node_id, self._kept[0]))
+            self._kept.popleft()
         self._sequence += 1
+
+    def _put(self, doing: str, round_number: int) -> bool:
+        assert self._sequence is not None
+        twin = self._twin if self.clock.monotonic() - self._met_at < TOLD_SECONDS else ""
+        beat = Heartbeat(self.node_id, self._sequence, self.clock.wall(), doing[:200], round_number, self.session, twin)
+        created = self.store.put(self.layout.heartbeat(self.node_id, self._sequence), seal(beat))
+        if created:
+            self._kept.append(self._sequence)
+        return created
+
+    def _meet_stranger(self) -> bool:
+        """Look whose heartbeat has taken the next number, and report a session that goes on sending them.
+
+        An earlier life of this node may have left heartbeats which a listing concealed: the last two, and one more if it was killed
+        before it removed it. A session that is met more often is alive.
+        """
+        assert self._sequence is not None
+        found = read_heartbeat(self.store, self.layout, self.node_id, self._sequence)
+        if found is None:
+            return False
+        if found.session == self.session:  # it was written, and the answer was lost
+            if self._sequence not in self._kept:
+                self._kept.append(self._sequence)
+            return False
+        self._strangers[found.session] += 1
+        if self._strangers[found.session] > KEPT_BEATS + 1:
+            self._twin, self._met_at = found.session or "unknown", self.clock.monotonic()
+            if self._met_at - self._told_at >= TOLD_SECONDS:
+                self._told_at = self._met_at
+                self._report(
+                    f"another process sends heartbeats as {self.node_id} (session {self._twin}): of two nodes with one NODE_ID "
+                    "only the faster is heard; stop one of them, or give it another NODE_ID"
+                )
+        return True
 
 
 class Liveness:

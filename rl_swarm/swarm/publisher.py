@@ -20,6 +20,7 @@ from rl_swarm.store import Store, is_key
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
 REFUSED = ".refused"
+BUSY_BEATS = 4  # a node that publishes all the time sends a heartbeat after so many times the silence that asks for one
 
 
 class Publisher:
@@ -45,7 +46,7 @@ class Publisher:
         self._mine = mine  # whether this node signed a document for a key
         self._beat = beat
         self._beat_seconds = beat_seconds
-        self._last_sent = clock.monotonic()
+        self._last_sent = self._last_beat = clock.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*{REFUSED}"):  # whoever runs this node may have mended the store meanwhile
             path.rename(path.with_suffix(""))
@@ -96,7 +97,7 @@ class Publisher:
                     self._send(item)
                 if self._upload:
                     self._send_large(*self._upload)
-                self._beat_if_silent()
+                self._beat_if_due()
             except (StoreAway, NotFound):  # what exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away_since = self.away_since or self.clock.wall()
@@ -197,14 +198,18 @@ class Publisher:
         self.counters["refused"] += 1
         self._news.append(f"{error}; what was to be published as {key} is kept in {where}, and tried again at the next start")
 
-    def _beat_if_silent(self) -> None:
-        if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
-            try:
-                self._beat()
-            except Refused as error:
-                self.counters["refused"] += 1
-                self._news.append(f"no heartbeat could be sent: {error}")
-            self._last_sent = self.clock.monotonic()
+    def _beat_if_due(self) -> None:
+        """After a silence; and now and then in any case, since heartbeats show whether a name is used twice."""
+        now = self.clock.monotonic()
+        silent, late = now - self._last_sent >= self._beat_seconds, now - self._last_beat >= BUSY_BEATS * self._beat_seconds
+        if not self._beat or not (silent or late):
+            return
+        try:
+            self._beat()
+        except Refused as error:
+            self.counters["refused"] += 1
+            self._news.append(f"no heartbeat could be sent: {error}")
+        self._last_sent = self._last_beat = self.clock.monotonic()
 
     def _settle(self, key: str, data: bytes, left_over: bool) -> None:
         """Look at what has a document's name already, where it may be half of it or a stranger's.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import Config
+from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError
 
 PRESETS: dict[str, str] = {
@@ -152,7 +152,7 @@ def _parse_weight(value: str, entry: str, text: str) -> float:
 
 
 def _own_task(given: str, sha: str | None, weight: float, text: str) -> TaskSpec:
-    path = Path(given).expanduser()
+    path = expanded(given, "TASKS")
     try:
         content = path.read_bytes()
         source = content.decode()
