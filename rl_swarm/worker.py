@@ -83,7 +83,6 @@ class WorkerSettings:
     external_count: int = 0
     group_size: int = 8
     choice: str = "informative"
-    window: int = 3
     round_interval: float = 60.0
     checkpoint_interval: int = 10
     eval_interval: int = 0
@@ -133,7 +132,7 @@ class Worker:
         self.push = push
         self.totals: Counter[str] = Counter()
         self._barren = 0
-        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval, settings.window)
+        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
         self._evaluated_at = 0
