@@ -209,7 +209,7 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 @configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
-    from rl_swarm.launch import Launcher, consoles_of, launch_environment, plan
+    from rl_swarm.launch import Launcher, consoles_of, folders_of, launch_environment, plan
     from rl_swarm.memory import find_preset, refuse_if_too_large
 
     chosen = find_preset(preset) if preset else None
@@ -220,7 +220,8 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
     loaded = load(environment)
     for warning in refuse_if_too_large(environment, loaded, workers):
         click.echo(f"warning: {warning}", err=True)
-    launcher = Launcher(plan(environment, workers, consoles_of(loaded)), say=click.echo, follow=follow)
+    nodes = plan(environment, workers, consoles_of(loaded))
+    launcher = Launcher(nodes, say=click.echo, follow=follow, folders=folders_of(loaded, nodes))
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
     click.echo(f"swarm {launcher.run()}")
 

@@ -20,6 +20,7 @@ from rl_swarm.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.identity import allowed_keys, load_identity, require_library
 from rl_swarm.journal import Journal
 from rl_swarm.local import LocalFolder, claim
+from rl_swarm.stopping import DRAIN_SECONDS, MERGE_SECONDS, launcher_of, watching_launcher, within
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
@@ -30,8 +31,6 @@ from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
-
-DRAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -49,24 +48,43 @@ class Node:
     journal: Journal
     signatures: Signatures | None = None
     secret: str = ""  # without one, a node's choices follow from its seed alone
+    launcher: int | None = None  # the process that started this one and must outlive it
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
-        with self._signals():
+        with self._signals(), watching_launcher(self.launcher, self._orphaned):
             try:
                 return loop()
             except BaseException as failure:
                 self.journal.error(failure)
                 raise
             finally:
-                self.journal.flush()
-                self.publisher.close(DRAIN_SECONDS)
-                if self.publisher.pending:
-                    self.journal.say(
-                        f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
-                        "start this node again to publish them"
-                    )
-                self.journal.merge()
+                self._close()
+
+    def _close(self) -> None:
+        """Publish what waits, and merge journals: within the limits that a launcher counts on."""
+        self.local.mark_stopping()
+        self.journal.flush()
+        if self.stop.requested and self.publisher.pending:
+            self.journal.show(f"publishing {self.publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
+        self.publisher.close(DRAIN_SECONDS)
+        if self.publisher.pending:
+            self.journal.say(
+                f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
+                "start this node again to publish them"
+            )
+        if not within(MERGE_SECONDS, lambda: self.journal.merge(MERGE_SECONDS)):
+            self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
+
+    def _ask_to_stop(self) -> None:
+        self.stop.requested = True
+        self.clock.wake()
+        self.local.mark_stopping()
+
+    def _orphaned(self) -> None:
+        if not self.stop.requested:
+            self.journal.later("orphaned", f"the launcher (process {self.launcher}) is gone: stopping as if it had asked for it")
+            self._ask_to_stop()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -75,8 +93,7 @@ class Node:
         def ask(number: int, frame: FrameType | None) -> None:
             if self.stop.requested:
                 raise KeyboardInterrupt
-            self.stop.requested = True
-            self.clock.wake()
+            self._ask_to_stop()
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -118,9 +135,10 @@ def open_node(
     allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
-    local = claim(config, experiment)
+    local = claim(config, experiment, console or (lambda line: None))
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
-    pulse = Pulse(store, layout, local.node_id, clock)
+    session = secrets.token_hex(8)
+    pulse = Pulse(store, layout, local.node_id, clock, session, lambda line: journal.later("name_in_use", line))
     publisher = Publisher(
         store, local.spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=max(1.0, config.round_interval / 2)
     )
@@ -130,7 +148,6 @@ def open_node(
     if identity:
         journal.say(f"signing with the public key {identity.public}")
     signatures = Signatures(identity, required=config.require_signatures, allowed=allowed, book=local.keys, say=journal.say)
-    session = secrets.token_hex(8)
     register(
         store,
         layout,
@@ -138,7 +155,20 @@ def open_node(
     )
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
-    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal, signatures, local.secret)
+    return Node(
+        config,
+        clock,
+        Stop(),
+        store,
+        layout,
+        experiment,
+        local,
+        publisher,
+        journal,
+        signatures,
+        local.secret,
+        launcher_of(environment),
+    )
 
 
 def make_coordinator(node: Node) -> Coordinator:
