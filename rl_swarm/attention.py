@@ -20,9 +20,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from rl_swarm.grid import Grid, apply
+from rl_swarm.libraries import require_transformers
+
+require_transformers()  # the first import of it in a node, and the place where another version would fail
+from transformers import AttentionInterface  # noqa: E402
 
 NAME = "rl_swarm_packed"
 FEW_PAIRS = 1 << 17  # of tokens, one attending to the other

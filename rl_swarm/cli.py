@@ -10,15 +10,28 @@ from typing import Any, TypeVar
 import click
 
 from rl_swarm import __version__
-from rl_swarm.config import SETTINGS, Config, describe, load
+from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
 from rl_swarm.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MOST_GPU_GB = 10_000.0  # far beyond any card
+MOST_NODES = 10**6
+WORKERS = whole(1, 64)
+
 
 class Commands(click.Group):
     """Turns our own errors into one line: exit code 2 for a wrong setting, 1 for everything else that was foreseen."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        show_any_text()
+        return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        check_arguments(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -189,7 +202,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
 
 @main.command()
 @configurable
-@click.option("--seconds", type=click.FloatRange(min=1), default=120.0, show_default=True, help="how long to look")
+@click.option("--seconds", type=decimal(1, MOST_SECONDS), default=120.0, show_default=True, help="how long to look")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     """Find the tasks and difficulty levels that this model can learn from, and the TASKS value to use."""
@@ -215,13 +228,13 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 
 
 @main.command()
-@click.option("--workers", type=click.IntRange(1, 64), default=None, help="workers on this machine [4, or the preset's]")
+@click.option("--workers", type=WORKERS, default=None, help="workers on this machine [4, or the preset's]")
 @click.option("--preset", default=None, help="settings for several nodes on one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
 @configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
-    from rl_swarm.launch import Launcher, consoles_of, launch_environment, plan
+    from rl_swarm.launch import Launcher, consoles_of, folders_of, launch_environment, plan
     from rl_swarm.memory import find_preset, refuse_if_too_large
 
     chosen = find_preset(preset) if preset else None
@@ -232,13 +245,14 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
     loaded = load(environment)
     for warning in refuse_if_too_large(environment, loaded, workers):
         click.echo(f"warning: {warning}", err=True)
-    launcher = Launcher(plan(environment, workers, consoles_of(loaded)), say=click.echo, follow=follow)
+    nodes = plan(environment, workers, consoles_of(loaded))
+    launcher = Launcher(nodes, say=click.echo, follow=follow, folders=folders_of(loaded, nodes))
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
     click.echo(f"swarm {launcher.run()}")
 
 
 @main.command()
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="workers on this machine")
+@click.option("--workers", type=WORKERS, default=4, show_default=True, help="workers on this machine")
 @configurable
 def demo(workers: int, **flags: str | None) -> None:
     """Train small models together on this machine, shown live, and report what they learnt; a few minutes on two cores."""
@@ -251,7 +265,7 @@ def demo(workers: int, **flags: str | None) -> None:
 
 @main.command()
 @configurable
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers that this machine is to run")
+@click.option("--workers", type=WORKERS, default=1, show_default=True, help="workers that this machine is to run")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
     """Look at this machine, its libraries, the store and the experiment, and say what to do; exit 1 if something is wrong."""
@@ -273,9 +287,9 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
 
 @main.command()
 @click.argument("name", metavar="MODEL")
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers on this machine")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=None, help="longest prompt [as long as the TASKS make them]")
-@click.option("--gpu-gb", type=click.FloatRange(min=1), default=None, help="assume a GPU of this size, not this machine")
+@click.option("--workers", type=WORKERS, default=1, show_default=True, help="workers on this machine")
+@click.option("--prompt-tokens", type=whole(1, MOST_TOKENS), default=None, help="longest prompt [as long as the TASKS make them]")
+@click.option("--gpu-gb", type=decimal(1, MOST_GPU_GB), default=None, help="assume a GPU of this size, not this machine")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @configurable
 def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:
@@ -298,14 +312,14 @@ def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | N
 
 @main.command()
 @configurable
-@click.option("--rounds", type=int, default=None, help="rounds that must be there [as many as were done]")
-@click.option("--nodes", type=int, default=None, help="registered nodes, the coordinator included")
-@click.option("--transplants", type=int, default=None, help="J that was asked for")
-@click.option("--output", default="test_results.json", show_default=True, help="where the findings are written")
-def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: str, **flags: str | None) -> None:
+@click.option("--rounds", type=whole(1, MOST_ROUNDS), default=None, help="rounds that must be there [as many as were done]")
+@click.option("--nodes", type=whole(0, MOST_NODES), default=None, help="registered nodes, the coordinator included")
+@click.option("--transplants", type=whole(0, MOST_EXTERNAL), default=None, help="J that was asked for")
+@click.option(
+    "--output", type=Checked(output_file, "file"), default="test_results.json", show_default=True, help="where the findings go"
+)
+def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: Path, **flags: str | None) -> None:
     """Check that a run is whole and true; exit 0 if it is, 1 if not."""
-    from pathlib import Path
-
     from rich.console import Console
 
     from rl_swarm.experiments.validate import Expected, passed, results
@@ -319,7 +333,7 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
         open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants)
     )
     Console().print(findings_view(findings))
-    Path(output).write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
+    output.write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
     sys.exit(0 if passed(findings) else 1)
 
 
@@ -364,14 +378,16 @@ def export(folder: Path, **flags: str | None) -> None:
 @click.option("--preset", default="nano", show_default=True, help="nano on a CPU; gpt2 or qwen on a GPU")
 @click.option("--splits", default=None, help="splits I/J to compare, one of them without sharing [the preset's, 8/0,6/2,4/4,2/6]")
 @click.option("--best", default=None, help="the split that is tested first, with all seeds [the preset's]")
-@click.option("--seeds", type=click.IntRange(min=1), default=None, help="paired seeds of the first two splits [8]; others have 3")
-@click.option("--rounds", type=click.IntRange(min=1), default=None, help="rounds of each run [the preset's horizon]")
-@click.option("--nodes", type=click.IntRange(1, 64), default=None, help="nodes of each swarm [the preset's]")
+@click.option("--seeds", type=whole(1, 1000), default=None, help="paired seeds of the first two splits [8]; others have 3")
+@click.option("--rounds", type=whole(1, MOST_ROUNDS), default=None, help="rounds of each run [the preset's horizon]")
+@click.option("--nodes", type=WORKERS, default=None, help="nodes of each swarm [the preset's]")
 @click.option("--ablations", default="", help="all, or some of correction,choice,window,adaptive,models,size")
 @click.option("--quick", is_flag=True, help="fewer rounds, nodes and seeds: a look within four minutes that proves nothing")
 @click.option("--pilot", is_flag=True, help="run the pilot seeds, and print the horizon and the best split by the rule")
-@click.option("--parallel", type=click.IntRange(min=1), default=None, help="runs at a time [cores; 1 on a GPU]")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("reproduce-results"), show_default=True, help="folder")
+@click.option("--parallel", type=whole(1, 1024), default=None, help="runs at a time [cores; 1 on a GPU]")
+@click.option(
+    "--output", type=Checked(output_folder, "folder"), default="reproduce-results", show_default=True, help="where all of it goes"
+)
 @configurable
 def reproduce(
     preset: str,
@@ -399,9 +415,11 @@ def reproduce(
 
 
 @main.command()
-@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.argument("experiments", type=NAME, nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--best", default=None, help="the split that is tested first [the sharing one with most own rollouts]")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("analysis"), show_default=True, help="folder")
+@click.option(
+    "--output", type=Checked(output_folder, "folder"), default="analysis", show_default=True, help="where the report goes"
+)
 @configurable
 def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flags: str | None) -> None:
     """Compare experiments that were run elsewhere, as 'reproduce' does with its own. Runs of one split are paired in order."""

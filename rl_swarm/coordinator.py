@@ -2,6 +2,8 @@
 
 It resumes from the newest round in the store, catches up if workers went ahead, and never rewinds. Two coordinators
 do no harm: every round number is written once, and the one with the lower epoch stands down.
+
+Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads.
 """
 
 import contextlib
@@ -15,13 +17,14 @@ from rl_swarm.randomness import generator
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
-from rl_swarm.swarm.rounds import Announcement, CurrentState, Rounds, rounds_with_rewards, submitted
+from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, reached, read_reward, submitted
 from rl_swarm.worker import Stop
 
 POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
 MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
 MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
+MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ class Coordinator:
         self.journal = journal
         self.clock = clock
         self.stop = stop or Stop()
-        self.rounds = Rounds(store, layout)
+        self.rounds = Rounds(store, layout, settings.max_rounds)
         self.liveness = Liveness(clock, LIVENESS_INTERVALS * settings.round_interval)
         self.session = secrets.token_hex(8)
         self.epoch = 0
         self.workers: set[str] = set()
         self._others: set[str] = set()  # registered, but no workers
+        self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were seen
+        self._passed = 0
         self._jitter = generator("poll", settings.node_id)
         self._next_roll_call = 0.0
 
@@ -79,19 +84,19 @@ class Coordinator:
         while True:
             try:
                 newest = self.rounds.survey()
-                self.epoch = newest.epoch + 1 if newest else 1
-                reached = max(newest.round if newest else -1, self._highest_with_rewards())
+                self.epoch = min(self.rounds.epoch + 1, MOST_EPOCHS - 1)
                 self._roll_call()
+                furthest = self._reached(newest.round if newest else -1)
                 break
             except StoreAway as away:
                 self._wait_for_store(away, -1)
                 if self.stop.requested:
                     return -1
-        self.journal.event("started", round=reached, epoch=self.epoch)
+        self.journal.event("started", round=furthest, epoch=self.epoch)
         if newest is None:
-            return self._announce(min(max(reached, 0), self.settings.max_rounds - 1))
+            return self._announce(max(furthest, 0))
         self.journal.say(f"resuming at round {newest.round}, epoch {self.epoch}")
-        return self._catch_up(newest.round, reached)
+        return self._catch_up(newest.round, furthest)
 
     def _announce(self, number: int) -> int:
         """Open a round; return the round that is open now, which is higher if that number's file cannot be read."""
@@ -108,13 +113,23 @@ class Coordinator:
                 self.journal.event("round_opened", round=number, live=len(mine.live))
                 self.journal.progress("round_start", number)
                 return number
-            except BadDocument:
-                if number + 1 >= self.settings.max_rounds:
-                    return number  # there is none beyond the last: workers who cannot read it either get there by themselves
-                number, mine = number + 1, None  # taken by a file that cannot be read: go past it, never over it
+            except BadDocument as error:
+                if not self._may_pass(number, error):
+                    return number  # as if it were open: workers, who cannot read it either, get there by themselves
+                number, mine = number + 1, None  # taken by a file that cannot be used: go past it, never over it
             except StoreAway as away:
                 self._wait_for_store(away, number)
         return number - 1
+
+    def _may_pass(self, number: int, error: BadDocument) -> bool:
+        """Whether to go past a number at once: not beyond the last round, and not so often that the run would end early."""
+        self.journal.event("round_taken", round=number, error=str(error))
+        if not self._passed:
+            self.journal.say(
+                f"round {number} is taken by a file that cannot be used ({error}): going past it, and past others like it"
+            )
+        self._passed += 1
+        return number + 1 < self.settings.max_rounds and self._passed <= MOST_PASSED
 
     def _opening(self, number: int) -> Announcement:
         return Announcement(
@@ -124,7 +139,7 @@ class Coordinator:
             epoch=self.epoch,
             opened_at=self.clock.wall(),
             live=sorted(self.liveness.live() & self.workers)[:MOST_NAMED],
-            submitted_before=sorted(submitted(self.store, self.layout, number - 1))[:MOST_NAMED] if number else [],
+            submitted_before=sorted(self._done(number - 1))[:MOST_NAMED] if number else [],
         )
 
     def _keep_open(self, number: int) -> int:
@@ -135,13 +150,13 @@ class Coordinator:
         pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
         while not self.stop.requested:
             try:
-                done = submitted(self.store, self.layout, number)
+                done = self._done(number)
                 self._take_signs(done, number)
                 if self.clock.monotonic() >= next_look:
                     next_look = self.clock.monotonic() + self.settings.round_interval
-                    reached = self._highest_with_rewards()
-                    if reached > number:
-                        return self._catch_up(number, reached)
+                    furthest = self._reached(number)
+                    if furthest > number:
+                        return self._catch_up(number, furthest)
                 now = self.clock.monotonic()
                 first_submission = first_submission or (now if done else None)
                 waiting_for = self._waiting_for(done, now - opened, now - first_submission if first_submission else None)
@@ -168,7 +183,6 @@ class Coordinator:
 
     def _take_signs(self, done: set[str], number: int) -> None:
         for node_id in done:
-            self.workers.add(node_id)
             self.liveness.sign(node_id, "reward", number)
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
@@ -181,25 +195,46 @@ class Coordinator:
         """Find new registrations; a new worker counts as live from the moment it is seen."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
         for node_id in self._some(registered(self.store, self.layout) - self.workers - self._others):
-            registration = read_registration(self.store, self.layout, node_id)
-            if registration is None:
-                continue  # not all there yet
-            if registration.node_role == "worker":
-                self.workers.add(node_id)
-                self.liveness.sign(node_id, "registration", 0)
-            else:
-                self._others.add(node_id)
+            self._is_worker(node_id)
+
+    def _is_worker(self, node_id: str) -> bool:
+        """Whether a node has registered as a worker, by its registration, which is read once."""
+        if node_id in self.workers or node_id in self._others:
+            return node_id in self.workers
+        registration = read_registration(self.store, self.layout, node_id)
+        if registration is None:
+            return False  # not all there yet
+        if registration.node_role != "worker":
+            self._others.add(node_id)
+            return False
+        self.workers.add(node_id)
+        self.liveness.sign(node_id, "registration", 0)
+        return True
+
+    def _done(self, number: int) -> set[str]:
+        """Workers whose reward for a round is there and valid. Each is read once; names that nobody knows come last."""
+        if self._submitted[0] != number:
+            self._submitted = (number, set())
+        done = self._submitted[1]
+        named = submitted(self.store, self.layout, number) - done - self._others
+        known = self._some(named & self.workers)
+        for node_id in known + self._some(named - self.workers)[: MOST_ASKED - len(known)]:
+            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id):
+                done.add(node_id)
+        return done
 
     def _some(self, nodes: set[str]) -> list[str]:
         """All of them in order, so that a simulated run replays; of very many, which may be made up, some at a time."""
         return sorted(nodes) if len(nodes) <= MOST_ASKED else self._jitter.sample(sorted(nodes), MOST_ASKED)
 
-    def _highest_with_rewards(self) -> int:
-        return next(iter(rounds_with_rewards(self.store, self.layout)), -1)
+    def _reached(self, number: int) -> int:
+        """The newest round that a worker has done, or this one."""
+        found = reached(self.store, self.layout, number, self.settings.max_rounds, self._is_worker, self._jitter)
+        return number if found is None else found
 
-    def _catch_up(self, number: int, reached: int) -> int:
+    def _catch_up(self, number: int, furthest: int) -> int:
         """Workers went ahead: announce every round up to theirs, so that there are no holes and probing by name finds its way."""
-        while number < min(reached, self.settings.max_rounds - 1) and not self.stop.requested:
+        while number < furthest and not self.stop.requested:
             self.journal.event("adopted", round=number + 1)
             number = self._announce(number + 1)
         return number

@@ -11,6 +11,7 @@ import platform
 import resource
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,17 @@ class Stream:
         self._lines = []
         self._last_flush = self.clock.monotonic()
 
-    def merge(self) -> None:
+    def merge(self, until: float) -> None:
         """Put what the segments say under the documented name, for people; a reader of both counts nothing twice.
 
         The segments stay: a listing may have left some out and a read may have been short, and nobody could tell afterwards.
+        Nothing is written after `until`, when the process may end: half a file would be worse than none.
         """
-        if self.store.appendable or not progress.segment_keys(self.store, self.key):
+        if self.store.appendable or self.clock.monotonic() >= until or not progress.segment_keys(self.store, self.key):
             return
         lines = progress.lines(self.store, self.key)
+        if self.clock.monotonic() >= until:
+            return
         self.store.rewrite(self.key, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     def _next_sequence(self) -> int:
@@ -88,7 +92,7 @@ class Stream:
             self.publisher.counters["journal_retries"] += 1
             if isinstance(error, Refused) and not self._warned:
                 self._warned = True
-                self._warn(f"{error}; until then this journal is kept in memory only")
+                self._warn(f"{visible(str(error))}; until then this journal is kept in memory only")
             return False
         return True
 
@@ -109,10 +113,11 @@ class Journal:
         self.clock = clock
         self.console = console
         self.doing = ("starting", -1)
+        self._later: deque[tuple[str, str]] = deque()
         self._started = clock.monotonic()
 
         def stream(key: str) -> Stream:
-            return Stream(store, key, publisher, clock, self._warn)
+            return Stream(store, key, publisher, clock, self.show)
 
         self._metrics = stream(layout.log(node_id, "metrics.jsonl"))
         self._events = stream(layout.log(node_id, "training_events.jsonl"))
@@ -148,20 +153,31 @@ class Journal:
 
     def state(self, doing: str, round_number: int) -> None:
         """Say what the node is doing or waiting for, once when it changes."""
+        self._tell_later()
         if (doing, round_number) != self.doing:
             self.doing = (doing, round_number)
             self.event("state", doing=doing, round=round_number)
 
     def say(self, line: str) -> None:
         line = visible(line)  # some lines quote what peers wrote
-        self._warn(line)
+        self.show(line)
         self._out.append(line)
 
-    def _warn(self, line: str) -> None:
-        """On the console alone."""
+    def show(self, line: str) -> None:
+        """A line for the console alone."""
         if self.console:
             with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
-                self.console(visible(line))
+                self.console(line)
+
+    def later(self, event_type: str, line: str) -> None:
+        """Say a line and record an event when the loop reports its state next: the one call that any thread may make."""
+        self._later.append((event_type, line))
+
+    def _tell_later(self) -> None:
+        while self._later:
+            event_type, line = self._later.popleft()
+            self.say(line)
+            self.event(event_type, message=line)
 
     def error(self, failure: BaseException) -> None:
         """Record what ended this node, before it is raised further."""
@@ -191,14 +207,16 @@ class Journal:
                 self.store.rewrite(self._metrics.key, "".join(_line(row) + "\n" for row in kept).encode())
 
     def flush(self) -> None:
+        self._tell_later()
         for stream in self._streams():
             stream.flush()
 
-    def merge(self) -> None:
-        """At the end, when the spool is empty."""
+    def merge(self, seconds: float) -> None:
+        """At the end, when the spool is empty, and for so long."""
+        until = self.clock.monotonic() + seconds
         for stream in self._streams():
             with contextlib.suppress(StoreAway, NotFound):  # the segments stay then, and every reader knows them
-                stream.merge()
+                stream.merge(until)
 
     def _streams(self) -> tuple[Stream, ...]:
         return (self._metrics, self._events, self._progress, self._out, self._err)

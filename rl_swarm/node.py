@@ -19,8 +19,10 @@ from rl_swarm.config import Config
 from rl_swarm.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
 from rl_swarm.journal import Journal
-from rl_swarm.local import LocalFolder, claim
+from rl_swarm.local import LocalFolder, claim, home_of
+from rl_swarm.stopping import DRAIN_SECONDS, MERGE_SECONDS, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
+from rl_swarm.store.aside import Aside
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.experiment import Experiment
@@ -31,7 +33,6 @@ from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 
-DRAIN_SECONDS = 30.0
 LARGE_GROUP = 32  # completions that a peer's rollout may have, however few this node makes of its own
 
 
@@ -50,26 +51,47 @@ class Node:
     journal: Journal
     signatures: Signatures | None = None
     secret: str = ""  # without one, a node's choices follow from its seed alone
+    launcher: int | None = None  # the process that started this one and must outlive it
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
-        with self._signals():
+        with self._signals(), watching_launcher(self.launcher, self._orphaned):
             try:
                 return loop()
             except BaseException as failure:
                 self.journal.error(failure)
                 raise
             finally:
-                self.journal.flush()
-                self.publisher.close(DRAIN_SECONDS)
-                for line in self.publisher.take_news():
-                    self.journal.say(line)
-                if self.publisher.pending:
-                    self.journal.say(
-                        f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
-                        "start this node again to publish them"
-                    )
-                self.journal.merge()
+                self._close()
+
+    def _close(self) -> None:
+        """Publish what waits, and merge journals: within the limits that a launcher counts on."""
+        self.local.mark_stopping()
+        self.journal.flush()
+        if self.stop.requested and self.publisher.pending:
+            self.journal.show(f"publishing {self.publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
+        self.publisher.close(DRAIN_SECONDS)
+        for line in self.publisher.take_news():
+            self.journal.say(line)
+        if self.publisher.pending:
+            self.journal.say(
+                f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
+                "start this node again to publish them"
+            )
+        try:
+            Aside(lambda: self.journal.merge(MERGE_SECONDS)).result(MERGE_SECONDS)
+        except TimeoutError:
+            self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
+
+    def _ask_to_stop(self) -> None:
+        self.stop.requested = True
+        self.clock.wake()
+        self.local.mark_stopping()
+
+    def _orphaned(self) -> None:
+        if not self.stop.requested:
+            self.journal.later("orphaned", f"the launcher (process {self.launcher}) is gone: stopping as if it had asked for it")
+            self._ask_to_stop()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -78,8 +100,7 @@ class Node:
         def ask(number: int, frame: FrameType | None) -> None:
             if self.stop.requested:
                 raise KeyboardInterrupt
-            self.stop.requested = True
-            self.clock.wake()
+            self._ask_to_stop()
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -106,7 +127,7 @@ def load_config(
     experiments.check(config, experiment, tasks_version)
     if identity is None and experiment.key:
         require_library("an experiment that its founder has signed")
-        identity = load_identity(str(Path(config.home).expanduser() / KEY_FILE), Path(store.url))
+        identity = load_identity(str(home_of(config) / KEY_FILE), Path(store.url))
     return config, store, experiment, identity
 
 
@@ -125,9 +146,10 @@ def open_node(
     allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
-    local = claim(config, experiment)
+    local = claim(config, experiment, console or (lambda line: None))
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
-    pulse = Pulse(store, layout, local.node_id, clock)
+    session = secrets.token_hex(8)
+    pulse = Pulse(store, layout, local.node_id, clock, session, lambda line: journal.later("name_in_use", line))
     publisher = Publisher(
         store, local.spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=max(1.0, config.round_interval / 2)
     )
@@ -145,7 +167,6 @@ def open_node(
         book=local.keys,
         say=journal.say,
     )
-    session = secrets.token_hex(8)
     register(
         store,
         layout,
@@ -153,7 +174,20 @@ def open_node(
     )
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
-    return Node(config, clock, Stop(), store, layout, experiment, local, publisher, journal, signatures, local.secret)
+    return Node(
+        config,
+        clock,
+        Stop(),
+        store,
+        layout,
+        experiment,
+        local,
+        publisher,
+        journal,
+        signatures,
+        local.secret,
+        launcher_of(environment),
+    )
 
 
 def make_coordinator(node: Node) -> Coordinator:
@@ -204,7 +238,6 @@ def make_worker(
         external_count=config.external_count,
         group_size=config.group_size,
         choice=config.external_choice,
-        window=config.window,
         round_interval=config.round_interval,
         checkpoint_interval=config.checkpoint_interval,
         eval_interval=config.eval_interval,
@@ -214,7 +247,7 @@ def make_worker(
         tasks=tasks,
         policy=policy,
         trainer=trainer,
-        rounds=Rounds(node.store, node.layout),
+        rounds=Rounds(node.store, node.layout, config.max_rounds),
         exchange=exchange,
         publisher=node.publisher,
         journal=node.journal,

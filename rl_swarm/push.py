@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from rl_swarm import __version__
 from rl_swarm.errors import SwarmError
 from rl_swarm.export import collect, write
+from rl_swarm.stopping import PUSH_KILL_SECONDS
 
 if TYPE_CHECKING:
     from rl_swarm.node import Node
     from rl_swarm.policy import Policy
 
 UPLOAD_SECONDS = 3600.0
-KILL_SECONDS = 10.0
 LONGEST_NAME = 96  # of a repository on the hub
 LONGEST_REASON = 500
 
@@ -95,11 +95,14 @@ class HubPusher:
             self.counters["replaced"] += 1
             shutil.rmtree(replaced[1], ignore_errors=True)
 
-    def close(self, patience_seconds: float) -> None:
-        """Wait for what is being pushed, at most so long; what is not done then is given up."""
-        deadline = time.monotonic() + patience_seconds
+    def close(self, patience: Callable[[], float]) -> None:
+        """Wait for what is being pushed, so many seconds at most; what is not done then is given up.
+
+        `patience` is asked again every second: who stops the node meanwhile waits less long.
+        """
+        began = time.monotonic()
         try:
-            while (thread := self._thread) is not None and (left := deadline - time.monotonic()) > 0:
+            while (thread := self._thread) is not None and (left := began + patience() - time.monotonic()) > 0:
                 thread.join(min(1.0, left))
                 self._tell()
         finally:
@@ -115,7 +118,7 @@ class HubPusher:
             if self._process is not None:
                 self._process.kill()
         if thread is not None:
-            thread.join(KILL_SECONDS)
+            thread.join(PUSH_KILL_SECONDS)
         if dropped:
             self._outcomes.append((dropped[0], {"error": "not begun when the node ended"}))
 
@@ -137,7 +140,7 @@ class HubPusher:
             "repository": self._repository,
             "token": self._token,  # through a pipe: others can read the arguments of a process, and its environment is inherited
             "message": f"Round {number}",
-            "seconds": self._limit_seconds + KILL_SECONDS,
+            "seconds": self._limit_seconds + PUSH_KILL_SECONDS,
         }
         try:
             with self._lock:

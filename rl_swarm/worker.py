@@ -7,7 +7,7 @@ rounds, and goes on alone when there is no coordinator or no store.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from rl_swarm.measures import Stopwatch, batch_figures, own_figures, rewards_of
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.selection import Batch, choose
+from rl_swarm.stopping import PUSH_SECONDS
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.publisher import Publisher
@@ -27,7 +28,7 @@ from rl_swarm.swarm.rounds import Reward, Rounds
 
 BARREN_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
-PUSH_SECONDS = {"complete": 1800.0, "stopped": 60.0}  # who stops a node waits for it
+LAST_PUSH_SECONDS = 1800.0  # for the model of a run that is complete; who stops a node waits no longer than PUSH_SECONDS
 PATIENCE_INTERVALS = (
     1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
 )
@@ -67,11 +68,14 @@ class Evaluate(Protocol):
 
 
 class Push(Protocol):
-    """Shares the model as it is now. It reports its failures itself, raises none of them, and only `close` waits."""
+    """Shares the model as it is now. It reports its failures itself, raises none of them, and only `close` waits.
+
+    `patience` says how many seconds in all, and may say less when it is asked again.
+    """
 
     def after_round(self, number: int) -> None: ...
     def __call__(self, round_number: int) -> None: ...
-    def close(self, patience_seconds: float) -> None: ...
+    def close(self, patience: Callable[[], float]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ class WorkerSettings:
     external_count: int = 0
     group_size: int = 8
     choice: str = "informative"
-    window: int = 3
     round_interval: float = 60.0
     checkpoint_interval: int = 10
     eval_interval: int = 0
@@ -133,7 +136,7 @@ class Worker:
         self.push = push
         self.totals: Counter[str] = Counter()
         self._barren = 0
-        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval, settings.window)
+        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
         self._evaluated_at = 0
@@ -362,9 +365,13 @@ class Worker:
         self._save_at_last()
         if self.push:
             self.journal.state("pushing the model", self._boundary[0])
+            self.journal.show(f"pushing the model, at most {self._push_patience():.0f} s")
             self.push(self._boundary[0])
-            self.push.close(PUSH_SECONDS[outcome])
+            self.push.close(self._push_patience)
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
         self.journal.event(outcome, round=number, totals=dict(self.totals))
         self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
+
+    def _push_patience(self) -> float:
+        return PUSH_SECONDS if self.stop.requested else LAST_PUSH_SECONDS

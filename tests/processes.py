@@ -69,6 +69,13 @@ class LocalSwarm:
             assert time.monotonic() < deadline, f"round {number} was not reached in {seconds} s"
             time.sleep(0.05)
 
+    def wait_for_reward(self, number: int, seconds: float = 30) -> None:
+        """Until somebody has really submitted: anybody can make a folder."""
+        deadline = time.monotonic() + seconds
+        while not submitted(self.store, self.layout, number):
+            assert time.monotonic() < deadline, f"round {number} was not reached in {seconds} s"
+            time.sleep(0.05)
+
     def wait(self, process: subprocess.Popen[bytes], seconds: float = 60) -> int:
         return process.wait(seconds)
 

@@ -26,9 +26,10 @@ from rl_swarm.config import Config
 from rl_swarm.errors import StoreAway
 from rl_swarm.journal import Journal
 from rl_swarm.local import LocalFolder
-from rl_swarm.node import DRAIN_SECONDS, Node, make_coordinator, make_worker
+from rl_swarm.node import Node, make_coordinator, make_worker
 from rl_swarm.randomness import key as hashed
 from rl_swarm.rollout import GROUP_LIMITS, Completion, Question, Rollout
+from rl_swarm.stopping import DRAIN_SECONDS, MERGE_SECONDS
 from rl_swarm.swarm import publisher as publisher_module
 from rl_swarm.swarm import read_ahead as read_ahead_module
 from rl_swarm.swarm.experiment import Experiment
@@ -294,7 +295,7 @@ class Simulation:
             self._note(machine.node_id, f"crashed: {failure!r}")
         node.journal.flush()
         node.publisher.close(DRAIN_SECONDS)
-        node.journal.merge()
+        node.journal.merge(MERGE_SECONDS)
         self._note(machine.node_id, f"ended: {outcome}")
         unsent = node.publisher.pending  # the node says so, and people start it again when the store is back
         machine.finished = outcome in ("complete", "stood down") and not unsent
@@ -307,12 +308,13 @@ class Simulation:
         """What `open_node` does, on this machine's drive; while the store is away the launcher starts it again and again."""
         node_id, clock = machine.node_id, BatonClock(self.baton, machine.skew)
         store = DriveFromHell(self.cloud, node_id, machine.chance.getrandbits(40), clock, machine.temper)
-        pulse = Pulse(store, LAYOUT, node_id, clock)
+        session = f"{machine.chance.getrandbits(64):016x}"
+        pulse = Pulse(store, LAYOUT, node_id, clock, session, lambda line: self.witness.check("outcome", False, node_id, line))
         beat_seconds = max(1.0, INTERVAL / 2)
         spool = machine.folder / "spool"
         publisher = Publisher(store, spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=beat_seconds)
         journal = Journal(store, LAYOUT, node_id, publisher, clock, console=None)
-        machine.stop, session = Stop(), f"{machine.chance.getrandbits(64):016x}"
+        machine.stop = Stop()
         while True:
             try:
                 register(store, LAYOUT, Registration(node_id, machine.role, clock.wall(), "m", node_id, "1", session))

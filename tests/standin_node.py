@@ -2,7 +2,8 @@
 
     python -m tests.standin_node
 
-Settings come from the environment; STANDIN_SECONDS is how long a round's answers take.
+Settings come from the environment; STANDIN_SECONDS is how long a round's answers take, STANDIN_STOP_SECONDS how long a push at the
+end.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 
 from rl_swarm.errors import ConfigError
 from rl_swarm.node import make_coordinator, make_worker, open_node
-from tests.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
+from tests.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInPush, StandInTasks, StandInTrainer
 
 
 def main() -> int:
@@ -28,6 +29,7 @@ def main() -> int:
         policy=StandInPolicy(float(os.environ.get("STANDIN_SECONDS", "0.2"))),
         trainer=StandInTrainer(),
         checkpoints=StandInCheckpoints(node.local.checkpoints),
+        push=StandInPush(float(os.environ.get("STANDIN_STOP_SECONDS", "0"))),
     )
     node.run(worker.run)
     return 0

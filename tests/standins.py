@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,20 @@ class StandInTrainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.policy_version, self.weights = state["version"], state["weights"]
+
+
+class StandInPush:
+    """Takes `seconds` when the node ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def after_round(self, number: int) -> None: ...
+
+    def __call__(self, round_number: int) -> None: ...
+
+    def close(self, patience: Callable[[], float]) -> None:
+        time.sleep(min(self.seconds, patience()))
 
 
 class StandInCheckpoints:

@@ -1,10 +1,18 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rl_swarm.config import SETTINGS
+from rl_swarm.experiments.validate import Expected, validate
+from rl_swarm.progress import experiment_status
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import MOST_LOOKED_AT, Registration, register
 from tests.processes import LocalSwarm
 
 
@@ -87,3 +95,212 @@ def test_an_unnamed_node_is_named_once_per_machine_and_experiment(tmp_path: Path
     assert begun_anew.path != first.path
     for folder in (second, again, begun_anew):
         folder.lock.close()
+
+
+NO_TEXT = "\udcff"  # as Python keeps a byte of the command line that is no UTF-8
+
+WRONG_ARGUMENTS = [
+    (
+        ("validate", "--output", "/nonexistent/x"),
+        "--output lies in a folder that does not exist, got '/nonexistent/x': make the folder",
+    ),
+    (("validate", "--output", "{folder}"), "--output is a folder, got"),
+    (("validate", "--rounds", "-5"), "--rounds must be at least 1, got '-5'"),
+    (("validate", "--rounds", "9" * 30), "--rounds must be at most 1,000,000, got"),
+    (("validate", "--nodes", "-5"), "--nodes must be at least 0, got '-5'"),
+    (("validate", "--transplants", "-5"), "--transplants must be at least 0, got '-5'"),
+    (("analyze", "../a"), "EXPERIMENT... is not a valid name, got '../a': use 1 to 64 letters"),
+    (("analyze", "a", "--output", "{file}"), "--output is, or lies below, a file, got"),
+    (("analyze", "a", "--output", "{file}/below"), "--output is, or lies below, a file, got"),
+    (("reproduce", "--output", "{file}"), "--output is, or lies below, a file, got"),
+    (("memory", "nano", "--gpu-gb", "1e308"), "--gpu-gb must be at most 10000, got '1e308'"),
+    (("memory", "nano", "--gpu-gb", "nan"), "--gpu-gb must be a finite number, got 'nan'"),
+    (("memory", "nano", "--prompt-tokens", "9" * 30), "--prompt-tokens must be at most 1,000,000, got"),
+    (("probe", "--seconds", "inf"), "--seconds must be a finite number, got 'inf'"),
+    (("swarm", "--workers", "65"), "--workers must be at most 64, got '65'"),
+    (("config", "--max-new-tokens", "9" * 23), "MAX_NEW_TOKENS must be at most 1,000,000, got"),
+    (("config", "--max-new-tokens", "9" * 5000), "MAX_NEW_TOKENS must be a whole number, got '999"),
+    (("ask", NO_TEXT), "an argument is not valid UTF-8, got '\\udcff'"),
+    (("config", "--model-name", NO_TEXT), "an argument is not valid UTF-8"),
+    (("export", f"x{NO_TEXT}"), "an argument is not valid UTF-8"),
+    ((NO_TEXT,), "an argument is not valid UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG_ARGUMENTS, ids=[" ".join(words)[:40] for words, _ in WRONG_ARGUMENTS])
+def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    given = [word.format(folder=tmp_path, file=tmp_path / "file") for word in arguments]
+    done = run(*given, GDRIVE_PATH=str(tmp_path), EXPERIMENT_NAME="e", RL_SWARM_HOME=str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+    assert len(done.stderr) < 600
+
+
+WRONG_PLACES = [
+    (
+        "status",
+        {"GDRIVE_PATH": "~nouser/x"},
+        "GDRIVE_PATH begins with a home folder that is not known here, got '~nouser/x': write",
+    ),
+    ("doctor", {"GDRIVE_PATH": "~nouser/x"}, "GDRIVE_PATH begins with a home folder"),
+    ("swarm", {"GDRIVE_PATH": "~nouser/x"}, "GDRIVE_PATH begins with a home folder"),
+    ("coordinate", {"RL_SWARM_HOME": "~nouser/x"}, "RL_SWARM_HOME begins with a home folder"),
+    ("coordinate", {"SWARM_IDENTITY": "~nouser/x"}, "SWARM_IDENTITY begins with a home folder"),
+    ("coordinate", {"SWARM_ALLOWED_KEYS": "~nouser/x"}, "SWARM_ALLOWED_KEYS begins with a home folder"),
+    ("work", {"MODEL_NAME": "~nouser/x"}, "MODEL_NAME begins with a home folder"),
+    ("coordinate", {"TASKS": "~nouser/x.py"}, "TASKS begins with a home folder"),
+    ("swarm", {"RL_SWARM_HOME": "/proc/nothing", "MODEL_NAME": "nano"}, "RL_SWARM_HOME cannot be used"),
+    ("status", {"GDRIVE_PATH": NO_TEXT}, "GDRIVE_PATH is not valid UTF-8, got '\\udcff': type it again"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "says"), WRONG_PLACES, ids=[f"{word} {list(each)}" for word, each, _ in WRONG_PLACES]
+)
+def test_a_place_that_cannot_be_is_one_line(command: str, settings: dict[str, str], says: str, tmp_path: Path) -> None:
+    done = run(command, **{"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "RL_SWARM_HOME": str(tmp_path)} | settings)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def homeless(tmp_path: Path) -> dict[str, str]:
+    """An environment without HOME, for a user that the system does not know."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pwd\ndef nobody(*_): raise KeyError('no such user')\npwd.getpwuid = pwd.getpwnam = nobody\n"
+    )
+    (tmp_path / "store").mkdir()
+    return {"PYTHONPATH": str(tmp_path), "GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "MODEL_NAME": "nano"}
+
+
+@pytest.mark.parametrize("command", ["coordinate", "work", "swarm", "demo"])
+def test_without_a_home_one_is_asked_for(homeless: dict[str, str], command: str) -> None:
+    done = run(command, **homeless)
+    assert done.returncode == 2, done.stderr
+    says = "rl-swarm: RL_SWARM_HOME begins with a home folder that is not known here, got '~/.rl-swarm': write the whole path, from"
+    assert done.stderr.startswith(says) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["config", "status"])
+def test_what_needs_no_home_does_without(homeless: dict[str, str], command: str) -> None:
+    done = run(command, **homeless)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_ascii_terminal_shows_question_marks_and_ends_nothing(local_swarm: Callable[..., LocalSwarm], tmp_path: Path) -> None:
+    swarm = local_swarm(MAX_ROUNDS=1, NUM_TRAIN_SAMPLES=2)
+    assert swarm.wait(swarm.start("w1")) == 0
+    place = {"GDRIVE_PATH": str(swarm.folder), "EXPERIMENT_NAME": "trial", "RL_SWARM_HOME": str(tmp_path)}
+    for ascii_only in (
+        {"PYTHONIOENCODING": "ascii", "TASKS": "größe"},
+        {"PYTHONIOENCODING": "ascii:strict", "TASKS": "größe"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+    ):
+        for command in (("config",), ("status",), ("validate", "--output", str(tmp_path / "out")), ("--help",)):
+            done = run(*command, **place, **ascii_only)
+            assert done.returncode in (0, 1) and done.stderr == "", done.stderr
+            assert done.stdout.isascii() and done.stdout
+
+
+@pytest.fixture
+def old_transformers(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """An environment in which transformers is of another version; what it lacks is missing, or is something else."""
+    more = "def __getattr__(name): return object\n" if request.param == "something else" else ""
+    (tmp_path / "libraries" / "transformers").mkdir(parents=True)
+    (tmp_path / "libraries" / "transformers" / "__init__.py").write_text(f"__version__ = '4.51.3'\n{more}")
+    place = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "RL_SWARM_HOME": str(tmp_path), "MODEL_NAME": "nano"}
+    return place | {"PYTHONPATH": str(tmp_path / "libraries"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("old_transformers", "command"),
+    [
+        ("missing", "work"),
+        ("something else", "memory nano"),
+        *(
+            pytest.param(kind, command, marks=pytest.mark.slow)
+            for kind, command in [("something else", "work"), ("missing", "probe")]
+        ),
+    ],
+    indirect=["old_transformers"],
+)
+def test_another_version_of_transformers_is_one_line_with_the_remedy(old_transformers: dict[str, str], command: str) -> None:
+    done = run(*command.split(), **old_transformers)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "rl-swarm: transformers 4.51.3 is installed, which does not work here: run pip install 'transformers>=5.0,<6'"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_transformers", ["missing"], indirect=True)
+def test_the_doctor_names_another_version_of_transformers(old_transformers: dict[str, str]) -> None:
+    shown = run("doctor", "--json", **old_transformers)
+    found = {finding["check"]: finding for finding in json.loads(shown.stdout)["findings"]}
+    assert shown.returncode == 1 and found["transformers"]["status"] == "failed"
+    assert "4.51.3 does not work here: run pip install 'transformers>=5.0,<6'" in found["transformers"]["detail"]
+
+
+def test_the_wanted_version_of_transformers_is_the_one_that_is_installed_with_the_package() -> None:
+    from rl_swarm.libraries import WANTED, usable_transformers
+
+    assert f'"{WANTED}",' in (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert usable_transformers("5.0.0") and usable_transformers("5.22.2") and usable_transformers("5.1.0.dev0")
+    assert not any(usable_transformers(version) for version in ("4.51.3", "6.0.0", "unknown", ""))
+
+
+def crowd(folder: Path, names: int) -> FolderStore:
+    """An experiment of two honest nodes, one of them with a journal, among many made-up registrations; every tenth unreadable."""
+    store, layout = FolderStore(folder), Layout("e")
+    for node_id in ("worker_1", "zz_coordinator"):
+        register(store, layout, Registration(node_id, node_id.split("_")[-1], 0.0, "m", node_id, "1", "s"))
+        store.put(layout.log(node_id, "training_events.jsonl"), b"")
+    data = store.get(layout.peer("worker_1"), limit=10_000)
+    for number in range(names):
+        (folder / layout.peer(f"made-up{number}")).write_bytes(b"junk" if number % 10 == 0 else data)
+    return store
+
+
+def test_thousands_of_registrations_cost_status_and_validate_a_bounded_number_of_looks(tmp_path: Path) -> None:
+    store = crowd(tmp_path, 3_000)
+    began = time.monotonic()
+    status = experiment_status(store, Layout("e"))
+    assert (len(status.nodes), status.left_out) == (MOST_LOOKED_AT, 3_002 - MOST_LOOKED_AT)
+    assert {"worker_1", "zz_coordinator"} <= {node.node_id for node in status.nodes}
+    findings = validate(store, Layout("e"), Expected())
+    assert store.counts["get"] + store.counts["list"] < 20 * MOST_LOOKED_AT
+    assert time.monotonic() - began < 30
+    assert any(f"{3_002 - MOST_LOOKED_AT} more have registered and were left out" in finding.detail for finding in findings)
+    shown = run("status", GDRIVE_PATH=str(tmp_path), EXPERIMENT_NAME="e", COLUMNS="200").stdout
+    assert f"and {3_002 - MOST_LOOKED_AT} more registered, which were not looked at" in shown
+
+
+def test_an_unreadable_registration_is_no_node(tmp_path: Path) -> None:
+    store, layout = crowd(tmp_path, 1), Layout("e")
+    found = [finding for finding in validate(store, layout, Expected(nodes=2)) if finding.check == "nodes"]
+    assert found[0].detail == "2 registered (0 workers): nobody trained"
+    assert (found[1].status, found[1].detail) == ("warning", "no registration that can be read, so not counted: made-up0")
+    store.put(layout.log("made-up0", "metrics.jsonl"), b"")
+    again = validate(store, layout, Expected(nodes=2))
+    assert next(finding.status for finding in again if "made-up0" in finding.detail) == "failed"
+
+
+def test_two_nodes_with_one_name_are_noticed_by_both_and_shown(local_swarm: Callable[..., LocalSwarm], tmp_path: Path) -> None:
+    swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=2, NUM_TRAIN_SAMPLES=2, STANDIN_SECONDS=2.5)
+    consoles = [(tmp_path / name).open("w+b") for name in ("one", "two")]
+    processes = []
+    for console in consoles:
+        environment = swarm.environment | {"NODE_ID": "w1", "RL_SWARM_HOME": f"{console.name}-home", "PYTHONUNBUFFERED": "1"}
+        processes.append(subprocess.Popen([sys.executable, "-m", "tests.standin_node"], env=environment, stdout=console))
+    swarm.processes += processes
+    deadline = time.monotonic() + 60
+    while not all(b"another process sends heartbeats as w1" in Path(console.name).read_bytes() for console in consoles):
+        assert time.monotonic() < deadline, [Path(console.name).read_text() for console in consoles]
+        assert all(process.poll() is None for process in processes), "it says so, and goes on"
+        time.sleep(0.5)
+    shown = run("status", GDRIVE_PATH=str(swarm.folder), EXPERIMENT_NAME="trial", COLUMNS="200").stdout
+    assert "w1 says that another process uses its name: stop one of the two" in shown
+    for console in consoles:
+        console.close()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_swarm import progress
-from rl_swarm.coordinator import MOST_ASKED, MOST_NAMED, Coordinator, CoordinatorSettings
+from rl_swarm.coordinator import MOST_ASKED, MOST_NAMED, MOST_PASSED, Coordinator, CoordinatorSettings
 from rl_swarm.document import seal
 from rl_swarm.journal import Journal
 from rl_swarm.store.base import Transient
@@ -293,6 +293,121 @@ def test_a_stranger_who_takes_over_writes_no_escape_codes_into_the_console(tmp_p
     coordinator.rounds.survey = lambda: None  # type: ignore[method-assign]
     assert coordinator.run() == "stood down"
     assert said == ["coordinator \\x1b[2Jboss has epoch 99, above 1: standing down"]
+
+
+def idle(tmp_path: Path, store: MemoryStore, **settings: Any) -> list[int]:
+    """What a coordinator announces in 500 seconds in which no worker submits anything."""
+    clock = Scripted()
+    coordinator = make(store, clock, tmp_path, **settings)
+
+    def script() -> None:
+        coordinator.stop.requested = clock.elapsed > 500
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    return announced(store)
+
+
+MADE_UP: dict[str, Callable[[MemoryStore], object]] = {
+    "a folder": lambda store: store.put(f"{LAYOUT.rewards_of(5)}/notes.txt", b""),
+    "a folder beyond the last round": lambda store: store.put(f"{LAYOUT.rewards}/round_777777/x", b""),
+    "an empty file of a worker": lambda store: store.put(LAYOUT.reward(5, "a"), b""),
+    "a reward of nobody": lambda store: submit(store, 5, "stranger"),
+    "a reward of another round": lambda store: store.put(LAYOUT.reward(5, "a"), seal(Reward("a", 4, 0.5, 8, 0.0))),
+    "a reward of another node": lambda store: store.put(LAYOUT.reward(5, "a"), seal(Reward("b", 5, 0.5, 8, 0.0))),
+    "a reward beyond the last round": lambda store: submit(store, 777_777, "a"),
+    "a reward of a coordinator": lambda store: (
+        register(store, LAYOUT, Registration("c", "coordinator", 0.0, "m", "c", "1", "s")),
+        submit(store, 5, "c"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MADE_UP)
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_made_up_in_the_folder_of_rewards_makes_it_jump(tmp_path: Path, what: str, late: bool) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    if late:
+        Rounds(store, LAYOUT).announce(Announcement(0, "boss", "s", 1, 0.0, [], []))
+    MADE_UP[what](store)
+    assert idle(tmp_path, store, max_rounds=100) == [0]
+
+
+def test_files_that_are_no_rewards_close_no_round(tmp_path: Path) -> None:
+    """They lie there for all rounds under the names of all workers before these have done anything."""
+    store = MemoryStore()
+    join(store, "a", "b")
+    for number in range(10):
+        for name in ("a", "b", "stranger"):
+            store.put(LAYOUT.reward(number, name), b"{}")
+        submit(store, number, "unregistered")
+    assert idle(tmp_path, store, max_rounds=10) == [0]
+
+
+def test_workers_far_ahead_are_found_among_thousands_of_made_up_rounds(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    for number in range(400):
+        submit(store, number, "a")
+    for number in range(2_000):
+        store.put(f"{LAYOUT.rewards_of(number)}/junk.json", b"")
+    assert idle(tmp_path, store, max_rounds=2_000) == [399, 400], "the round that a worker has done, and the next"
+
+
+def test_a_reward_is_read_once(tmp_path: Path) -> None:
+    class Noting(MemoryStore):
+        def _get(self, key: str, limit: int | None) -> bytes:
+            read.append(key)
+            return super()._get(key, limit)
+
+    read, store = list[str](), Noting()
+    join(store, "a", "slow")
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    make(store, clock, tmp_path, max_rounds=5).run()
+    assert clock.elapsed > 60
+    assert {key: read.count(key) for key in read if "/rewards/" in key} == {LAYOUT.reward(number, "a"): 1 for number in range(5)}
+
+
+@pytest.mark.parametrize("epoch", [10**15 - 1, 999_999])
+def test_an_impossible_epoch_is_gone_past_and_said_once(tmp_path: Path, epoch: int) -> None:
+    store, said = MemoryStore(), list[str]()
+    join(store, "a")
+    for number in (2, 3):
+        store.put(LAYOUT.round(number), seal(Announcement(number, "stranger", "s", epoch, 0.0, [], [])))
+    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
+    for _ in range(2):  # and so does the next one, though it finds them at its start
+        coordinator = make(store, clock, tmp_path, max_rounds=6)
+        coordinator.journal.console = said.append
+        assert coordinator.run() == "complete"
+    assert newest(store).round == 5 and newest(store).coordinator == "boss"
+    assert newest(store).epoch == 1
+    told = [line for line in said if "taken by a file that cannot be used" in line]
+    assert len(told) == 1 and "round 2 is taken" in told[0]
+
+
+def test_announcements_that_nobody_can_read_do_not_end_the_run_early(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a")
+    for number in range(1, 2_000):
+        store.put(LAYOUT.round(number), b"junk")
+    clock = Scripted()
+    coordinator = make(store, clock, tmp_path, max_rounds=2_000)
+    opened: list[int] = []
+    announce = coordinator._announce
+    coordinator._announce = lambda number: opened.append(announce(number)) or opened[-1]  # type: ignore[func-returns-value, method-assign]
+
+    def script() -> None:
+        coordinator.stop.requested = clock.elapsed > 310
+        if clock.elapsed > 100:  # workers, who cannot read it either, go on by themselves
+            submit(store, 0, "a")
+        if clock.elapsed > 300:
+            submit(store, opened[-1], "a")
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert opened[:2] == [0, MOST_PASSED + 1] and opened[2] == MOST_PASSED + 2
+    assert opened == list(dict.fromkeys(opened))
 
 
 def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Every trouble that a machine, a library or a store can have is a finding, in bounded time, and nothing is left behind."""
 
 import os
+import pwd
 import sys
 import threading
 import time
@@ -136,6 +137,13 @@ def test_libraries_that_are_missing_broken_deadly_or_endless() -> None:
     assert "not done after 3 s" in found["reasoning-gym"].detail
 
 
+def test_a_version_that_does_not_work_is_named_with_the_one_that_does() -> None:
+    programs = {"transformers": "print('4.51.3', flush=True); raise ImportError('cannot import name AutoTokenizer')"}
+    [found] = machine.check_libraries(programs)
+    assert found.status == "failed"
+    assert found.detail.startswith("4.51.3 does not work here: run pip install 'transformers>=5.0,<6' with ")
+
+
 def test_python_is_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.check_python().status == "ok"
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
@@ -159,6 +167,16 @@ def test_threads_against_cores(said: str | None, workers: int, cores: int, statu
     found = machine.check_threads({} if said is None else {"OMP_NUM_THREADS": said}, workers, cores)
     assert found.status == status
     assert words in found.detail
+
+
+def test_an_unknown_home_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    found = machine.check_home(load({}), 1000)
+    assert found.status == "failed" and found.detail.startswith("RL_SWARM_HOME begins with a home folder that is not known here")
 
 
 def test_room_for_two_checkpoints(tmp_path: Path) -> None:

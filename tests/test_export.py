@@ -331,7 +331,7 @@ class Pushing:
             self.pusher.after_round(0)
 
     def close(self, seconds: float = 60.0) -> None:
-        self.pusher.close(seconds)
+        self.pusher.close(lambda: seconds)
         assert not self.folder.exists(), "no copy of a model stays behind"
         assert not [line for line in self.lines if TOKEN in line or "\n" in line]
 
@@ -460,6 +460,16 @@ def test_the_end_of_a_node_waits_no_longer_than_it_was_told(stub: HubStub, tmp_p
     ]
 
 
+def test_a_node_that_is_stopped_while_it_pushes_its_last_model_waits_less_long(stub: HubStub, tmp_path: Path) -> None:
+    stub.hang = "whoami"
+    pushing = Pushing(tmp_path)
+    pushing.pusher(5)
+    began = time.monotonic()
+    pushing.pusher.close(lambda: 1800.0 if time.monotonic() - began < 1.0 else 1.5)
+    assert time.monotonic() - began < 6.0
+    assert pushing.lines == ["the push of round 5 failed (not done when the node ended); training is not affected"]
+
+
 def test_a_newer_push_takes_the_place_of_one_that_waits(stub: HubStub, tmp_path: Path) -> None:
     stub.hang = "whoami"
     pushing = Pushing(tmp_path)
@@ -526,7 +536,7 @@ def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
     assert pusher is not None
     for number in (1, 2):
         pusher.after_round(number)
-    pusher.close(60.0)
+    pusher.close(lambda: 60.0)
     assert said == [f"pushed the model of round 2 to {stub.url}/tester/trial-w1"] == [event["message"] for event in events]
     shown = stub.repositories["tester/trial-w1"]["README.md"].decode()
     assert "| rounds | 1, all before round 2 of the swarm |" in shown and "| mean reward, last 1 rounds | 0.500 |" in shown

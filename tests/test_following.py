@@ -50,7 +50,7 @@ def test_each_row_is_read_once_however_journals_are_kept(store: Store, tmp_path:
             seen = rounds(rows) if anew else seen + rounds(rows)
             assert seen == list(range(3 * life + number + 1))
             assert tail.look() == (False, [])
-        journal.merge()
+        journal.merge(60.0)
         anew, rows = tail.look()
         assert (rounds(rows) if anew else seen + rounds(rows)) == seen, "merged segments are the same rows"
 

@@ -42,7 +42,7 @@ def test_rows_are_read_back_in_order_and_once_before_and_after_merging(store: St
             clock.sleep(SEGMENT_SECONDS / 4)
         journal.flush()
         assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
-        journal.merge()
+        journal.merge(60.0)
         assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
     text = store.get(LAYOUT.log("me", "metrics.jsonl"), limit=1 << 24).decode()
     assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(20))
@@ -152,8 +152,47 @@ def test_merging_removes_no_segment(tmp_path: Path) -> None:
     journal.metrics({"round": 0})
     journal.flush()
     before = progress.segment_keys(store, LAYOUT.log("me", "metrics.jsonl"))
-    journal.merge()
+    journal.merge(60.0)
     assert before and progress.segment_keys(store, LAYOUT.log("me", "metrics.jsonl")) == before
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0])
+def test_merging_ends_at_its_limit_and_leaves_no_half_file(tmp_path: Path, seconds: float) -> None:
+    class Slow(MemoryStore):
+        def _get(self, key: str, limit: int | None) -> bytes:
+            clock.sleep(0.5)
+            return super()._get(key, limit)
+
+        def _rewrite(self, key: str, data: bytes) -> None:
+            assert clock.now <= began + seconds, "nothing is written when the time is over"
+            super()._rewrite(key, data)
+
+    clock = VirtualClock()
+    store = Slow(clock=clock)
+    journal = make(store, tmp_path, clock)
+    for number in range(4):
+        journal.metrics({"round": number})
+        journal.event("something")
+        journal.flush()
+    began = clock.now
+    journal.merge(seconds)
+    assert clock.now - began <= seconds + 0.5 * 4
+    merged = [key for key in store._data if key.endswith(("/metrics.jsonl", "/training_events.jsonl"))]
+    assert len(merged) == {0.0: 0, 1.0: 0, 3.0: 1}[seconds]
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2, 3]
+
+
+def test_another_thread_s_line_is_said_when_the_loop_reports_next(tmp_path: Path) -> None:
+    store, clock, said = MemoryStore(), VirtualClock(), list[str]()
+    journal = make(store, tmp_path, clock)
+    journal.console = said.append
+    journal.later("name_in_use", "somebody else is here")
+    assert said == []
+    journal.state("training", 1)
+    journal.state("training", 1)
+    assert said == ["somebody else is here"]
+    journal.flush()
+    assert [row["event_type"] for row in progress.events(store, LAYOUT, "me")] == ["name_in_use", "state"]
 
 
 def test_a_console_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from rl_swarm.errors import ConfigError, StoreAway
 from rl_swarm.store import Store, open_store
+from rl_swarm.store.aside import Aside
 from rl_swarm.store.folder import FolderStore, on_local_disk
 from rl_swarm.store.memory import MemoryStore
 from tests.clocks import VirtualClock
@@ -163,3 +165,15 @@ def test_what_a_dying_mount_left_half_written_is_written_whole_when_it_returns(
     assert store.put("a/x", b"all of it")
     assert FolderStore(tmp_path, local=False).get("a/x", limit=1 << 24) == b"all of it"
     assert not store.put("a/x", b"another")
+
+
+def test_a_call_that_does_not_come_back_is_left_behind() -> None:
+    over = threading.Event()
+    call = Aside(lambda: over.wait(60))
+    with pytest.raises(TimeoutError):
+        call.result(0.1)
+    assert call.running
+    over.set()
+    assert call.result(5) is True
+    with pytest.raises(ZeroDivisionError):
+        Aside(lambda: 1 // 0).result(5)

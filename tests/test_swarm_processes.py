@@ -5,8 +5,10 @@ import signal
 import time
 from collections.abc import Callable
 
+from rl_swarm.document import seal
 from rl_swarm.progress import events
 from rl_swarm.rollout import decode
+from rl_swarm.swarm.rounds import Announcement
 from tests.processes import LocalSwarm
 
 ROUNDS = 20
@@ -118,3 +120,24 @@ def test_a_crash_exits_non_zero_with_an_error_event(local_swarm: Make) -> None:
     failure = [row for row in events(swarm.store, swarm.layout, "w1") if row["event_type"] == "error"]
     assert failure[0]["data"]["error"] == "ValueError"
     assert "ValueError" in (swarm.folder / swarm.layout.log("w1", "stderr.log")).read_text()
+
+
+def test_what_a_stranger_makes_up_does_not_move_the_swarm(local_swarm: Make) -> None:
+    """Folders of rewards, announcements beyond the last round, and one with an impossible epoch, before and while it runs."""
+    swarm = local_swarm(MAX_ROUNDS=8, COORDINATOR_ROUND_INTERVAL=2, NUM_TRAIN_SAMPLES=2, STANDIN_SECONDS=0.3)
+    for number in (5, 7, 777777):
+        (swarm.folder / swarm.layout.rewards_of(number)).mkdir(parents=True)
+    (swarm.folder / swarm.layout.states).mkdir()
+    forged = Announcement(5, "stranger", "s", 10**15 - 1, 0.0, [], [])
+    (swarm.folder / swarm.layout.round(5)).write_bytes(seal(forged))
+    (swarm.folder / swarm.layout.round(999_999)).write_bytes(seal(Announcement(999_999, "stranger", "s", 1, 0.0, [], [])))
+    processes = [swarm.start("boss", "coordinator"), swarm.start("w1"), swarm.start("w2")]
+    swarm.wait_for_reward(2)
+    (swarm.folder / swarm.layout.rewards_of(6)).mkdir(parents=True, exist_ok=True)
+    for process in processes:
+        assert swarm.wait(process) == 0
+    for name in ("w1", "w2"):
+        assert [row["round"] for row in swarm.metrics(name)][:5] == [0, 1, 2, 3, 4]
+        assert swarm.metrics(name)[-1]["round"] == 7
+    assert swarm.console("boss").count("is taken by a file that cannot be used") == 1
+    assert "coordinator complete at round 7" in swarm.console("boss")

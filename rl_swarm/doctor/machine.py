@@ -14,15 +14,21 @@ from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.experiments.validate import Finding
 from rl_swarm.identity import allowed_keys, load_identity, require_library
+from rl_swarm.libraries import WANTED, usable_transformers
+from rl_swarm.local import home_of
 from rl_swarm.memory import Device, assess, gb, this_device, verdict
 
 OLDEST_PYTHON = (3, 10)
 IMPORT_SECONDS = 120.0
 LITTLE_DISK_BYTES = 1_000_000_000
-# What a node imports of each library, as a program: transformers and torch can be there and yet not fit together.
+# What a node imports of each library, as a program: transformers and torch can be there and yet not fit together. A program may
+# print the version that it really got, which counts more than what is written down about the installation.
 LIBRARIES = {
     "torch": "import torch; torch.ones(2).sum().item()",
-    "transformers": "from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "transformers": (
+        "import transformers; print(transformers.__version__, flush=True); "
+        "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    ),
     "reasoning-gym": "import reasoning_gym",
 }
 
@@ -38,33 +44,41 @@ def check_python() -> Finding:
 def check_libraries(programs: Mapping[str, str] = LIBRARIES, seconds: float = IMPORT_SECONDS) -> list[Finding]:
     """Import each library in a process of its own, all at once: a broken one can raise anything, or kill the process."""
     running = {
-        name: subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        name: subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for name, program in programs.items()
     }
     return [_imported(name, process, seconds) for name, process in running.items()]
 
 
 def _imported(name: str, process: "subprocess.Popen[str]", seconds: float) -> Finding:
-    problem = _problem(process, seconds)
+    printed, problem = _outcome(process, seconds)
     try:
-        version = importlib.metadata.version(name)
+        version = printed or importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "failed", f"is not installed: run 'pip install {name}' with {sys.executable}, or make setup")
+    if name == "transformers" and printed and not usable_transformers(printed):
+        return Finding(
+            name, "failed", f"{version} does not work here: run pip install '{WANTED}' with {sys.executable}, or make setup"
+        )
     if problem:
         return Finding(name, "failed", f"{version} cannot be imported ({problem}): install it again, or make a new environment")
     return Finding(name, "ok", version)
 
 
-def _problem(process: "subprocess.Popen[str]", seconds: float) -> str | None:
+def _outcome(process: "subprocess.Popen[str]", seconds: float) -> tuple[str, str | None]:
+    """The first line that a program printed, and its problem if it had one."""
     try:
-        _, errors = process.communicate(timeout=seconds)
+        out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return f"not done after {seconds:.0f} s"
+        return "", f"not done after {seconds:.0f} s"
+    printed = (out.splitlines() or [""])[0]
     if process.returncode < 0:
-        return f"it was killed by {signal.Signals(-process.returncode).name}"
-    return (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1] if process.returncode else None
+        return printed, f"it was killed by {signal.Signals(-process.returncode).name}"
+    if process.returncode:
+        return printed, (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    return printed, None
 
 
 def check_memory(config: Config, workers: int) -> tuple[list[Finding], int | None]:
@@ -108,7 +122,10 @@ def check_threads(environment: Mapping[str, str], workers: int, cores: int | Non
 
 def check_home(config: Config, checkpoint_bytes: int | None) -> Finding:
     """The folder of spool and checkpoints, or where it will be made."""
-    place = Path(config.home).expanduser().absolute()
+    try:
+        place = home_of(config).absolute()
+    except ConfigError as error:
+        return Finding("disk", "failed", str(error))
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         return Finding("disk", "failed", f"RL_SWARM_HOME cannot be used, got {config.home!r}: name a folder that can be written")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_swarm.errors import ModelError
+from rl_swarm.libraries import require_transformers
 from rl_swarm.memory.device import GIGABYTE, Device
 
 
@@ -45,6 +46,7 @@ def shape_of(
     name: str, device: Device, *, dtype: str = "auto", lora_rank: int = 0, token: str | None = None, seed: int = 0
 ) -> Shape:
     """The shape of a model as a worker on `device` would load it; raise ModelError where that cannot be known."""
+    require_transformers()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

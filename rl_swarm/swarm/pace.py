@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rl_swarm.clock import Clock, Pauses
 from rl_swarm.errors import StoreAway
 from rl_swarm.randomness import generator
-from rl_swarm.swarm.rounds import Rounds, newest_of_others
+from rl_swarm.swarm.rounds import Rounds, reached_by_others
 
 POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
 PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for word of it
@@ -14,15 +14,12 @@ PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after th
 class Pace:
     """Follows the announced rounds; `report` is told when it goes on alone or the store is away."""
 
-    def __init__(
-        self, rounds: Rounds, clock: Clock, report: Callable[..., None], node_id: str, round_interval: float, window: int
-    ) -> None:
+    def __init__(self, rounds: Rounds, clock: Clock, report: Callable[..., None], node_id: str, round_interval: float) -> None:
         self.rounds = rounds
         self.clock = clock
         self.report = report
         self.node_id = node_id
         self.round_interval = round_interval
-        self.window = window
         self.patient = True
         self._next_survey = 0.0
         self._jitter = generator("wait", node_id)
@@ -35,10 +32,11 @@ class Pace:
             self.patient = announced is not None
             if announced:
                 return max(own, announced.round)
-            others = newest_of_others(self.rounds.store, self.rounds.layout, self.node_id, self.window)
+            store, layout, limit = self.rounds.store, self.rounds.layout, self.rounds.limit
+            others = reached_by_others(store, layout, self.node_id, own, limit, self._jitter)
         except StoreAway:
             return own
-        return max(own, others or 0)
+        return own if others is None else others
 
     def following(self, number: int, waiting: Callable[[], None]) -> int:
         """The newest round announced above `number`; without one, wait once at most, then the next by itself.

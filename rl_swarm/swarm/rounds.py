@@ -2,29 +2,42 @@
 
 `state/round_N.json` is written once and is the truth; `current_state.json` is for people, and at most a hint. The next round is
 probed by name, since listings lag and grow. Nothing here waits or decides: see worker.py and coordinator.py.
+
+Anybody can make files and folders, by the thousand. So a round counts as announced, or as reached, only by a valid document below
+the last round, and of very many numbers only some are looked at.
 """
 
+import random
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from rl_swarm.config import MOST_ROUNDS
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
+from rl_swarm.swarm.peers import read_registration, registered
+
+MOST_EPOCHS = 10**6
+EPOCH_LEAP = 1_000  # every start of a coordinator adds one: an epoch this far above all others is none
+STRIDE = 20  # numbers that are looked at before those above them are taken for made up
+MOST_NAMES = 10  # rewards of one round that are read to find a valid one
 
 Number = Annotated[int, Meta(ge=0, lt=10**15)]
+RoundNumber = Annotated[int, Meta(ge=0, lt=MOST_ROUNDS)]
 NodeName = Annotated[str, Meta(max_length=64)]
 
 
 class Announcement(msgspec.Struct, frozen=True):
     """One round, as its coordinator opened it."""
 
-    round: Number
+    round: RoundNumber
     coordinator: NodeName
     session: Annotated[str, Meta(max_length=64)]
-    epoch: Number
+    epoch: Annotated[int, Meta(ge=0, lt=MOST_EPOCHS)]
     opened_at: float
     live: list[NodeName]
     submitted_before: list[NodeName]
@@ -38,7 +51,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class CurrentState(msgspec.Struct, frozen=True):
-    round: int
+    round: RoundNumber
     updated_at: float
     updated_by: str
     experiment_name: str
@@ -51,7 +64,7 @@ class Reward(msgspec.Struct, frozen=True):
     """A node's mean reward over its own completions of one round."""
 
     peer_id: NodeName
-    round: Number
+    round: RoundNumber
     reward: float
     completions: Number
     submitted_at: float
@@ -60,12 +73,14 @@ class Reward(msgspec.Struct, frozen=True):
 
 
 class Rounds:
-    """Reads and writes announcements, and remembers the newest valid one it has seen."""
+    """Reads and writes announcements below the round `limit`, and remembers the newest valid one and the highest epoch."""
 
-    def __init__(self, store: Store, layout: Layout) -> None:
+    def __init__(self, store: Store, layout: Layout, limit: int = MOST_ROUNDS) -> None:
         self.store = store
         self.layout = layout
+        self.limit = limit
         self.newest: Announcement | None = None
+        self.epoch = 0
 
     def announce(self, announcement: Announcement) -> Announcement:
         """Write a round once; return the announcement that counts for this number, which may be another coordinator's."""
@@ -73,21 +88,29 @@ class Rounds:
         if self.store.put(key, seal(announcement)):
             self._remember(announcement)
             return announcement
-        found = self.probe(announcement.round)
-        if found is None:  # unreadable, for good or for now: the number is taken, so it is left to whoever took it
-            raise BadDocument("incomplete", f"{key} exists and cannot be read")
+        try:
+            return self.read(announcement.round)
+        except NotFound:  # unreadable, for good or for now: the number is taken, so it is left to whoever took it
+            raise BadDocument("incomplete", f"{key} exists and cannot be read") from None
+
+    def read(self, number: int) -> Announcement:
+        """The announcement of one round; raise NotFound or BadDocument if there is none to be trusted."""
+        found = unseal(self.store.get(self.layout.round(number), limit=SMALL_BYTES), Announcement)
+        if found.round != number:
+            raise BadDocument("misplaced", f"it announces round {found.round}")
+        if found.epoch > self.epoch + EPOCH_LEAP:
+            raise BadDocument("epoch", f"epoch {found.epoch}, the highest before it is {self.epoch}")
+        self._remember(found)
         return found
 
     def probe(self, number: int) -> Announcement | None:
-        """The announcement of one round if it can be read now."""
+        """The announcement of one round if there is such a round and it can be read now."""
+        if not 0 <= number < self.limit:
+            return None
         try:
-            found = unseal(self.store.get(self.layout.round(number), limit=SMALL_BYTES), Announcement)
+            return self.read(number)
         except (NotFound, BadDocument):
             return None
-        if found.round != number:
-            return None
-        self._remember(found)
-        return found
 
     def advance(self, beyond: int) -> Announcement | None:
         """The newest announcement above `beyond` that follows the newest known without a gap: one probe when there is none.
@@ -106,11 +129,11 @@ class Rounds:
 
     def survey(self) -> Announcement | None:
         """The newest valid announcement by listing: for the start, and after a gap that probing cannot cross."""
-        floor = self.newest.round if self.newest else -1
+        found: int | None = self.newest.round if self.newest else -1
         numbers = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
-        for number in sorted(numbers, reverse=True):
-            if number <= floor or self.probe(number):
-                break
+        while found is not None:  # again above what was found, since every announcement read makes higher epochs credible
+            above = [number for number in numbers if found < number < self.limit]
+            found = highest_good(above, lambda number: self.probe(number) is not None)
         return self.newest
 
     def write_current(self, state: CurrentState) -> None:
@@ -123,6 +146,7 @@ class Rounds:
             return None
 
     def _remember(self, announcement: Announcement) -> None:
+        self.epoch = max(self.epoch, announcement.epoch)
         if self.newest is None or announcement.round > self.newest.round:
             self.newest = announcement
 
@@ -133,21 +157,62 @@ def submitted(store: Store, layout: Layout, number: int) -> set[str]:
 
 
 def read_reward(store: Store, layout: Layout, number: int, node_id: str) -> Reward | None:
+    """The reward of a node for a round, if it can be read now and is of that node and round."""
     try:
-        return unseal(store.get(layout.reward(number, node_id), limit=SMALL_BYTES), Reward)
+        found = unseal(store.get(layout.reward(number, node_id), limit=SMALL_BYTES), Reward)
     except (NotFound, BadDocument):
         return None
+    return found if (found.peer_id, found.round) == (node_id, number) else None
 
 
 def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:
-    """Rounds for which any node has submitted, newest first."""
+    """Rounds that have a folder of rewards, newest first; whoever made it, and whatever is in it."""
     numbers = {number for number in map(round_of_folder, store.list(layout.rewards)) if number is not None}
     return sorted(numbers, reverse=True)
 
 
-def newest_of_others(store: Store, layout: Layout, node_id: str, depth: int) -> int | None:
-    """The newest round in which another node has submitted, looking at the `depth` newest rounds."""
-    for number in rounds_with_rewards(store, layout)[:depth]:
-        if submitted(store, layout, number) - {node_id}:
+def reached(
+    store: Store, layout: Layout, beyond: int, limit: int, is_worker: Callable[[str], bool], chance: random.Random
+) -> int | None:
+    """The newest round between `beyond` and `limit` in which a registered worker has submitted a valid reward."""
+    numbers = [number for number in rounds_with_rewards(store, layout) if beyond < number < limit]
+    if not numbers:
+        return None
+    known = registered(store, layout)
+
+    def done(number: int) -> bool:
+        names = sorted(submitted(store, layout, number) & known)
+        some = names if len(names) <= MOST_NAMES else chance.sample(names, MOST_NAMES)
+        return any(is_worker(name) and read_reward(store, layout, number, name) for name in some)
+
+    return highest_good(numbers, done)
+
+
+def reached_by_others(store: Store, layout: Layout, node_id: str, beyond: int, limit: int, chance: random.Random) -> int | None:
+    """The newest round between `beyond` and `limit` that another worker has done."""
+
+    def is_other_worker(name: str) -> bool:
+        registration = read_registration(store, layout, name) if name != node_id else None
+        return registration is not None and registration.node_role == "worker"
+
+    return reached(store, layout, beyond, limit, is_other_worker, chance)
+
+
+def highest_good(numbers: Iterable[int], good: Callable[[int], bool]) -> int | None:
+    """The highest number that is good, without looking at all of them: most may be made up.
+
+    The newest few are looked at first. Where none of them is good, honest progress is looked for from the lowest on: it leaves no
+    large gaps, so that the way ends where a whole stride holds nothing good.
+    """
+    ordered = sorted(numbers)
+    for number in reversed(ordered[-STRIDE:]):
+        if good(number):
             return number
-    return None
+    below, best, place = ordered[:-STRIDE], None, 0
+    while place < len(below):
+        stride = below[place : place + STRIDE]
+        found = next((index for index in reversed(range(len(stride))) if good(stride[index])), None)
+        if found is None:
+            break
+        best, place = stride[found], place + found + 1
+    return best
