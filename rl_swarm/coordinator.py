@@ -17,7 +17,8 @@ from rl_swarm.randomness import generator
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
-from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, reached, read_reward, submitted
+from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Stop
 
 POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
@@ -41,7 +42,14 @@ class StoodDown(Exception):
 
 class Coordinator:
     def __init__(
-        self, settings: CoordinatorSettings, store: Store, layout: Layout, journal: Journal, clock: Clock, stop: Stop | None = None
+        self,
+        settings: CoordinatorSettings,
+        store: Store,
+        layout: Layout,
+        journal: Journal,
+        clock: Clock,
+        stop: Stop | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -49,7 +57,8 @@ class Coordinator:
         self.journal = journal
         self.clock = clock
         self.stop = stop or Stop()
-        self.rounds = Rounds(store, layout, settings.max_rounds)
+        self.signatures = signatures or Signatures()
+        self.rounds = Rounds(store, layout, settings.max_rounds, self.signatures)
         self.liveness = Liveness(clock, LIVENESS_INTERVALS * settings.round_interval)
         self.session = secrets.token_hex(8)
         self.epoch = 0
@@ -187,7 +196,7 @@ class Coordinator:
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
         for node_id in self._some((self.liveness.silent() & self.workers) - done):
-            sequence = newest_heartbeat(self.store, self.layout, node_id)
+            sequence = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
             if sequence is not None:
                 self.liveness.sign(node_id, "heartbeat", sequence)
 
@@ -201,7 +210,7 @@ class Coordinator:
         """Whether a node has registered as a worker, by its registration, which is read once."""
         if node_id in self.workers or node_id in self._others:
             return node_id in self.workers
-        registration = read_registration(self.store, self.layout, node_id)
+        registration = read_registration(self.store, self.layout, node_id, self.signatures)
         if registration is None:
             return False  # not all there yet
         if registration.node_role != "worker":
@@ -219,7 +228,7 @@ class Coordinator:
         named = submitted(self.store, self.layout, number) - done - self._others
         known = self._some(named & self.workers)
         for node_id in known + self._some(named - self.workers)[: MOST_ASKED - len(known)]:
-            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id):
+            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id, self.signatures):
                 done.add(node_id)
         return done
 
@@ -229,7 +238,7 @@ class Coordinator:
 
     def _reached(self, number: int) -> int:
         """The newest round that a worker has done, or this one."""
-        found = reached(self.store, self.layout, number, self.settings.max_rounds, self._is_worker, self._jitter)
+        found = self.rounds.reached(number, self._is_worker, self._jitter)
         return number if found is None else found
 
     def _catch_up(self, number: int, furthest: int) -> int:

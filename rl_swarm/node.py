@@ -17,6 +17,7 @@ from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
 from rl_swarm.coordinator import Coordinator, CoordinatorSettings
+from rl_swarm.errors import ConfigError
 from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
 from rl_swarm.journal import Journal
 from rl_swarm.local import LocalFolder, claim, home_of
@@ -149,15 +150,6 @@ def open_node(
     local = claim(config, experiment, console or (lambda line: None))
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     session = secrets.token_hex(8)
-    pulse = Pulse(store, layout, local.node_id, clock, session, lambda line: journal.later("name_in_use", line))
-    publisher = Publisher(
-        store, local.spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=max(1.0, config.round_interval / 2)
-    )
-    journal = Journal(store, layout, local.node_id, publisher, clock, console)
-    for warning in config.warnings:
-        journal.say(f"warning: {warning}")
-    if identity:
-        journal.say(f"signing with the public key {identity.public}")
     signatures = Signatures(
         identity,
         experiment_id=experiment.experiment_id,
@@ -165,13 +157,26 @@ def open_node(
         required=config.require_signatures,
         allowed=allowed,
         book=local.keys,
-        say=journal.say,
+        say=lambda line: journal.later("signatures", line),
     )
-    register(
+    _check_announcer(config, signatures)
+    pulse = Pulse(store, layout, local.node_id, clock, session, lambda line: journal.later("name_in_use", line), signatures)
+    publisher = Publisher(
         store,
-        layout,
-        Registration(local.node_id, config.role, clock.wall(), config.model, local.node_id, __version__, session),
+        local.spool,
+        clock,
+        beat=lambda: pulse.beat(*journal.doing),
+        beat_seconds=max(1.0, config.round_interval / 2),
+        mine=signatures.reclaims,
     )
+    journal = Journal(store, layout, local.node_id, publisher, clock, console)
+    for warning in config.warnings:
+        journal.say(f"warning: {warning}")
+    if identity:
+        journal.say(f"signing with the public key {identity.public}")
+    model = experiments.public_model(config.model)
+    registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
+    register(store, layout, registration, signatures)
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
     return Node(
@@ -190,11 +195,20 @@ def open_node(
     )
 
 
+def _check_announcer(config: Config, signatures: Signatures) -> None:
+    public = signatures.identity.public if signatures.identity else None
+    if config.role == "coordinator" and signatures.announcers and public not in signatures.announcers:
+        raise ConfigError(
+            f"SWARM_IDENTITY may not announce rounds in this experiment, its key is {public}: use the founder's, or have the "
+            "experiment started with SWARM_COORDINATOR_KEYS that name this one"
+        )
+
+
 def make_coordinator(node: Node) -> Coordinator:
     settings = CoordinatorSettings(
         node.local.node_id, node.config.max_rounds, node.config.round_interval, node.config.round_advance
     )
-    return Coordinator(settings, node.store, node.layout, node.journal, node.clock, node.stop)
+    return Coordinator(settings, node.store, node.layout, node.journal, node.clock, node.stop, node.signatures)
 
 
 def make_worker(
@@ -247,7 +261,7 @@ def make_worker(
         tasks=tasks,
         policy=policy,
         trainer=trainer,
-        rounds=Rounds(node.store, node.layout, config.max_rounds),
+        rounds=Rounds(node.store, node.layout, config.max_rounds, node.signatures),
         exchange=exchange,
         publisher=node.publisher,
         journal=node.journal,

@@ -208,7 +208,8 @@ class Worker:
     def _submit(self, own: list[Rollout], number: int) -> float:
         rewards = rewards_of(own)
         document = Reward(self.settings.node_id, number, fmean(rewards), len(rewards), self.clock.wall())
-        self.publisher.put(self.rounds.layout.reward(number, self.settings.node_id), seal(document))
+        key = self.rounds.layout.reward(number, self.settings.node_id)
+        self.publisher.put(key, self.rounds.signatures.sign(key, seal(document)))
         return document.reward
 
     def _record(

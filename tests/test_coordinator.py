@@ -357,9 +357,9 @@ def test_workers_far_ahead_are_found_among_thousands_of_made_up_rounds(tmp_path:
 
 def test_a_reward_is_read_once(tmp_path: Path) -> None:
     class Noting(MemoryStore):
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             read.append(key)
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
     read, store = list[str](), Noting()
     join(store, "a", "slow")

@@ -39,7 +39,7 @@ from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import node_of_file, round_of_file, round_of_folder, sequence_of_file
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, reached_by_others, read_reward, submitted
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, read_reward, submitted
 from rl_swarm.view import visible
 from tests.clocks import VirtualClock
 from tests.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
@@ -126,7 +126,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.states, lambda given: Rounds(given.store, LAYOUT).survey()),
     (LAYOUT.states, lambda given: Rounds(given.store, LAYOUT).advance(-1)),
     (LAYOUT.rewards, lambda given: read_reward(given.store, LAYOUT, 3, "w1")),
-    (LAYOUT.rewards, lambda given: reached_by_others(given.store, LAYOUT, "me", -1, 100, random.Random(0))),
+    (LAYOUT.rewards, lambda given: Rounds(given.store, LAYOUT, 100).reached_by_others("me", -1, random.Random(0))),
     ("/peers/", lambda given: read_registration(given.store, LAYOUT, "w1")),
     ("/peers/", lambda given: read_heartbeat(given.store, LAYOUT, "w1", 2)),
     (LAYOUT.rollouts, lambda given: decode(given.data)),

@@ -159,9 +159,9 @@ def test_merging_removes_no_segment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0])
 def test_merging_ends_at_its_limit_and_leaves_no_half_file(tmp_path: Path, seconds: float) -> None:
     class Slow(MemoryStore):
-        def _get(self, key: str, limit: int | None) -> bytes:
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
             clock.sleep(0.5)
-            return super()._get(key, limit)
+            return super()._get(key, limit, offset)
 
         def _rewrite(self, key: str, data: bytes) -> None:
             assert clock.now <= began + seconds, "nothing is written when the time is over"
@@ -242,7 +242,7 @@ def test_lines_that_were_said_twice_stay_twice(store: Store, tmp_path: Path) -> 
             journal.say(line)
             clock.sleep(SEGMENT_SECONDS)
         journal.flush()
-        journal.merge()
+        journal.merge(10)
     key = LAYOUT.log("me", "stdout.log")
     assert progress.lines(store, key) == ["waiting", "round 1", "waiting", "waiting"] * 2
     assert store.get(key, limit=1 << 20).decode().splitlines() == ["waiting", "round 1", "waiting", "waiting"] * 2
@@ -255,7 +255,7 @@ def test_what_grew_in_place_before_the_folder_was_a_mount_is_not_lost(tmp_path: 
         journal = make(store, tmp_path / "local", clock)
         journal.say(line)
         journal.flush()
-        journal.merge()
+        journal.merge(10)
     assert progress.lines(disk, LAYOUT.log("me", "stdout.log")) == ["first", "second"]
 
 

@@ -8,6 +8,7 @@ from rl_swarm.swarm.peers import (
     most_alive,
     newest_heartbeat,
     read_heartbeat,
+    read_registration,
     register,
     registered,
 )
@@ -22,8 +23,10 @@ def registration(node_id: str, session: str = "a") -> Registration:
 
 def test_a_node_registers_once() -> None:
     store = MemoryStore()
-    assert register(store, LAYOUT, registration("w1")).session == "a"
-    assert register(store, LAYOUT, registration("w1", "b")).session == "a"
+    for session in ("a", "b"):
+        register(store, LAYOUT, registration("w1", session))
+        found = read_registration(store, LAYOUT, "w1")
+        assert found is not None and found.session == "a"
     store.put(f"{LAYOUT.peers}/README.txt", b"")
     assert registered(store, LAYOUT) == {"w1"}
 

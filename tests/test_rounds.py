@@ -17,7 +17,6 @@ from rl_swarm.swarm.rounds import (
     Reward,
     Rounds,
     highest_good,
-    reached_by_others,
     read_reward,
     submitted,
 )
@@ -100,9 +99,9 @@ def test_rewards() -> None:
     assert read_reward(store, LAYOUT, 3, "w1") == reward
     assert read_reward(store, LAYOUT, 3, "w2") is None
     join(store, "w1", "w2")
-    assert reached_by_others(store, LAYOUT, "w1", -1, 100, CHANCE) is None
-    assert reached_by_others(store, LAYOUT, "w2", -1, 100, CHANCE) == 3
-    assert reached_by_others(store, LAYOUT, "w2", 3, 100, CHANCE) is None
+    assert Rounds(store, LAYOUT, 100).reached_by_others("w1", -1, CHANCE) is None
+    assert Rounds(store, LAYOUT, 100).reached_by_others("w2", -1, CHANCE) == 3
+    assert Rounds(store, LAYOUT, 100).reached_by_others("w2", 3, CHANCE) is None
 
 
 def test_only_a_valid_reward_of_a_registered_worker_counts_as_reached() -> None:
@@ -114,11 +113,11 @@ def test_only_a_valid_reward_of_a_registered_worker_counts_as_reached() -> None:
     submit(store, "stranger", 50)  # nobody registered so
     submit(store, "boss", 51)  # no worker
     store.put(LAYOUT.reward(52, "w1"), b"")
-    store.put(LAYOUT.reward(53, "w1"), store.get(LAYOUT.reward(2, "w1")))  # of another round
+    store.put(LAYOUT.reward(53, "w1"), store.get(LAYOUT.reward(2, "w1"), limit=1 << 20))  # of another round
     store.put(LAYOUT.reward(54, "w1"), seal(Reward("me", 54, 0.5, 8, 0.0)))  # of another node
     submit(store, "me", 55)  # by whoever asks
     submit(store, "w1", 100)  # beyond the last round
-    assert reached_by_others(store, LAYOUT, "me", -1, 100, CHANCE) == 2
+    assert Rounds(store, LAYOUT, 100).reached_by_others("me", -1, CHANCE) == 2
 
 
 @pytest.mark.parametrize("honest", [0, 7, 150])
@@ -129,7 +128,7 @@ def test_honest_progress_is_found_among_thousands_of_made_up_rounds(honest: int)
     for number in range(3_000):
         store.put(f"{LAYOUT.rewards_of(number)}/junk.json", b"")
     before = store.counts.copy()
-    assert reached_by_others(store, LAYOUT, "me", -1, 10**6, CHANCE) == honest
+    assert Rounds(store, LAYOUT, 10**6).reached_by_others("me", -1, CHANCE) == honest
     looked = store.counts - before
     assert looked["list"] + looked["get"] < 4 * STRIDE + honest
 
@@ -140,7 +139,7 @@ def test_of_very_many_names_in_one_round_few_are_read() -> None:
     for number in range(500):
         store.put(LAYOUT.reward(3, f"w{number}"), b"junk")
     before = store.counts["get"]
-    assert reached_by_others(store, LAYOUT, "me", -1, 100, CHANCE) is None
+    assert Rounds(store, LAYOUT, 100).reached_by_others("me", -1, CHANCE) is None
     assert store.counts["get"] - before <= 20
 
 

@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 
 from rl_swarm import identity as identity_module
+from rl_swarm.document import seal
 from rl_swarm.errors import BadDocument, ConfigError
 from rl_swarm.identity import Identity, allowed_keys, load_identity, signed_by
 from rl_swarm.rollout import decode, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_registration, register
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, read_reward
 from rl_swarm.swarm.signatures import Signatures
 from tests.clocks import VirtualClock
 from tests.processes import ROOT, LocalSwarm
@@ -336,3 +339,57 @@ def test_a_key_that_others_may_read_ends_a_node_with_one_line(signed_swarm: Loca
     )
     assert done.returncode == 2
     assert done.stderr == f"rl-swarm: SWARM_IDENTITY may be read by others, mode 0644, got {str(path)!r}: run chmod 600 {path}\n"
+
+
+# From end to end
+
+
+def founded(tmp_path: Path, ours: Identity, theirs: Identity) -> tuple[MemoryStore, Signatures, Signatures]:
+    """A store, the founder's signatures, and those of a stranger who would like to be somebody else."""
+    announcers = frozenset({ours.public})
+    return MemoryStore(clock=VirtualClock()), *(Signatures(each, announcers=announcers) for each in (ours, theirs))  # type: ignore[return-value]
+
+
+def announcement(number: int, epoch: int = 1) -> Announcement:
+    return Announcement(number, "c", "s", epoch, 0.0, [], [])
+
+
+def test_only_the_founder_announces_rounds_and_takes_back_what_others_put_there(
+    tmp_path: Path, ours: Identity, theirs: Identity
+) -> None:
+    store, founder, stranger = founded(tmp_path, ours, theirs)
+    forged = [seal(announcement(1, 9)), stranger.sign(LAYOUT.round(1), seal(announcement(1, 9))), b"half a fi"]
+    rounds = Rounds(store, LAYOUT, signatures=founder)
+    for number, data in enumerate(forged, start=1):
+        store.put(LAYOUT.round(number), data)
+    moved = founder.sign(LAYOUT.round(0), seal(announcement(7)))
+    store.put(LAYOUT.round(7), moved)
+    assert rounds.survey() is None and all(rounds.probe(number) is None for number in (1, 2, 3, 7))
+    assert founder.refused["unsigned"] >= 1 and founder.refused["key_not_allowed"] + founder.refused["bad_signature"] >= 2
+    for number in range(5):
+        assert rounds.announce(announcement(number)) == announcement(number)
+    reader = Rounds(store, LAYOUT, signatures=Signatures(announcers=frozenset({ours.public})))
+    assert reader.survey() == announcement(4)
+    assert Rounds(store, LAYOUT).survey() is not None, "whoever does not know the key reads them all the same"
+
+
+def test_nobody_submits_registers_or_beats_for_another(tmp_path: Path, ours: Identity, theirs: Identity) -> None:
+    store, mine, stranger = founded(tmp_path, ours, theirs)
+    reader = Signatures(announcers=frozenset({ours.public}))
+    register(store, LAYOUT, Registration("w1", "worker", 0.0, "nano", "w1", "0", "s"), mine)
+    assert read_registration(store, LAYOUT, "w1", reader) is not None
+    reward, beat = Reward("w1", 3, 0.5, 4, 0.0), Heartbeat("w1", 5, 0.0, "training", 3)
+    for sign in (stranger.sign, lambda key, data: data):
+        store.rewrite(LAYOUT.reward(3, "w1"), sign(LAYOUT.reward(3, "w1"), seal(reward)))
+        store.rewrite(LAYOUT.heartbeat("w1", 5), sign(LAYOUT.heartbeat("w1", 5), seal(beat)))
+        assert read_reward(store, LAYOUT, 3, "w1", reader) is None
+        assert newest_heartbeat(store, LAYOUT, "w1", reader) is None
+    store.rewrite(LAYOUT.reward(3, "w1"), mine.sign(LAYOUT.reward(3, "w1"), seal(reward)))
+    assert read_reward(store, LAYOUT, 3, "w1", reader) == reward
+    assert reader.refused == {"impersonation": 4}
+    store.rewrite(LAYOUT.peer("w1"), seal(Registration("w1", "worker", 0.0, "evil", "w1", "0", "s")))
+    register(store, LAYOUT, Registration("w1", "worker", 0.0, "nano", "w1", "0", "s"), mine)
+    found = read_registration(store, LAYOUT, "w1", reader)
+    assert found is not None and found.model == "nano", "what nobody has signed is replaced"
+    with pytest.raises(ConfigError, match="belongs to another key in this experiment"):
+        register(store, LAYOUT, Registration("w1", "worker", 0.0, "nano", "w1", "0", "s"), stranger)

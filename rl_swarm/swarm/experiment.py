@@ -103,7 +103,7 @@ def publish(
             experiment_id=secrets.token_hex(8),
             created_at=clock.wall(),
             created_by=config.node_id or "",
-            settings=shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": _public_model(config.model)},
+            settings=shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": public_model(config.model)},
             tasks_version=tasks_version,
             group_limits=GROUP_LIMITS,
             announcers=tuple(sorted(allowed_keys(config.coordinator_keys, "SWARM_COORDINATOR_KEYS")))
@@ -144,7 +144,7 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
     ]
 
 
-def _public_model(name: str) -> str:
+def public_model(name: str) -> str:
     """The name of a model as others may know it: of a folder only the last part, marked as a folder."""
     folder = expanded(name, "MODEL_NAME")
     return f"./{folder.name}" if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) else name

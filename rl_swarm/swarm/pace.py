@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rl_swarm.clock import Clock, Pauses
 from rl_swarm.errors import StoreAway
 from rl_swarm.randomness import generator
-from rl_swarm.swarm.rounds import Rounds, reached_by_others
+from rl_swarm.swarm.rounds import Rounds
 
 POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
 PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for word of it
@@ -32,8 +32,7 @@ class Pace:
             self.patient = announced is not None
             if announced:
                 return max(own, announced.round)
-            store, layout, limit = self.rounds.store, self.rounds.layout, self.rounds.limit
-            others = reached_by_others(store, layout, self.node_id, own, limit, self._jitter)
+            others = self.rounds.reached_by_others(self.node_id, own, self._jitter)
         except StoreAway:
             return own
         return own if others is None else others

@@ -12,16 +12,19 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
-from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.document import SCHEMA, SMALL_BYTES, seal
+from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, sequence_of_file
+from rl_swarm.swarm.signatures import Signatures, read_signed
 
 NodeName = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=200)]
 
 MOST_LOOKED_AT = 256  # registered nodes of which people are shown something: thousands may be made up
 KEPT_BEATS = 2  # heartbeats that a node leaves in the store
+MOST_BEATS = 10**9  # a heartbeat with a higher number is none
+BEATS_LEFT = 10**6  # a node does not go on from a number so near to that, which a stranger must have made up
 TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
 
 
@@ -47,16 +50,31 @@ class Heartbeat(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-def register(store: Store, layout: Layout, registration: Registration) -> Registration:
-    """Register once; a node that comes back finds its registration and leaves it."""
-    if store.put(layout.peer(registration.peer_id), seal(registration)):
-        return registration
-    return read_registration(store, layout, registration.peer_id) or registration
+def register(store: Store, layout: Layout, registration: Registration, signatures: Signatures | None = None) -> None:
+    """Register once; a node that comes back finds its registration and leaves it.
 
-
-def read_registration(store: Store, layout: Layout, node_id: str) -> Registration | None:
+    Where everybody signs, what nobody has signed is replaced, and a name that another key has signed for is refused.
+    """
+    signatures, key = signatures or Signatures(), layout.peer(registration.peer_id)
+    data = signatures.sign(key, seal(registration))
+    if store.put(key, data) or not signatures.required:
+        return
     try:
-        found = unseal(store.get(layout.peer(node_id), limit=SMALL_BYTES), Registration)
+        there = store.get(key, limit=SMALL_BYTES)
+        signed = signatures.signer(key, there)
+    except (NotFound, BadDocument):
+        signed = None
+    if signed is None:
+        store.rewrite(key, data)
+    elif not signatures.mine(key, there):
+        raise ConfigError(
+            f"NODE_ID {registration.peer_id!r} belongs to another key in this experiment, {signed}: choose another NODE_ID"
+        )
+
+
+def read_registration(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Registration | None:
+    try:
+        found = read_signed(store, layout.peer(node_id), Registration, node_id, signatures)
     except (NotFound, BadDocument):
         return None
     return found if found.peer_id == node_id else None
@@ -86,16 +104,24 @@ def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: 
 
 
 def heartbeat_numbers(store: Store, layout: Layout, node_id: str) -> set[int]:
-    return {number for number in map(sequence_of_file, store.list(layout.heartbeats(node_id))) if number is not None}
+    numbers = map(sequence_of_file, store.list(layout.heartbeats(node_id)))
+    return {number for number in numbers if number is not None and number < MOST_BEATS}
 
 
-def newest_heartbeat(store: Store, layout: Layout, node_id: str) -> int | None:
-    return max(heartbeat_numbers(store, layout, node_id), default=None)
+def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> int | None:
+    """The number of the newest heartbeat; where everybody signs, of the newest few that the node itself has signed."""
+    numbers = sorted(heartbeat_numbers(store, layout, node_id), reverse=True)
+    if signatures and signatures.required:
+        some = numbers[: 2 * KEPT_BEATS]
+        return next((number for number in some if read_heartbeat(store, layout, node_id, number, signatures)), None)
+    return numbers[0] if numbers else None
 
 
-def read_heartbeat(store: Store, layout: Layout, node_id: str, sequence: int) -> Heartbeat | None:
+def read_heartbeat(
+    store: Store, layout: Layout, node_id: str, sequence: int, signatures: Signatures | None = None
+) -> Heartbeat | None:
     try:
-        found = unseal(store.get(layout.heartbeat(node_id, sequence), limit=SMALL_BYTES), Heartbeat)
+        found = read_signed(store, layout.heartbeat(node_id, sequence), Heartbeat, node_id, signatures)
     except (NotFound, BadDocument):
         return None
     return found if (found.peer_id, found.sequence) == (node_id, sequence) else None
@@ -116,12 +142,14 @@ class Pulse:
         clock: Clock,
         session: str = "",
         report: Callable[[str], None] = lambda line: None,
+        signatures: Signatures | None = None,
     ) -> None:
         self.store = store
         self.layout = layout
         self.node_id = node_id
         self.clock = clock
         self.session = session
+        self.signatures = signatures or Signatures()
         self._report = report
         self._sequence: int | None = None
         self._kept: deque[int] = deque()  # numbers of the heartbeats in the store that are this node's to remove
@@ -130,7 +158,8 @@ class Pulse:
 
     def beat(self, doing: str, round_number: int) -> None:
         if self._sequence is None:
-            left = sorted(heartbeat_numbers(self.store, self.layout, self.node_id))[-KEPT_BEATS:]
+            there = heartbeat_numbers(self.store, self.layout, self.node_id)
+            left = sorted(number for number in there if number < MOST_BEATS - BEATS_LEFT)[-KEPT_BEATS:]
             self._kept.extend(left)
             self._sequence = (left[-1] if left else 0) + 1
         if not self._put(doing, round_number) and self._meet_stranger():
@@ -145,7 +174,8 @@ class Pulse:
         assert self._sequence is not None
         twin = self._twin if self.clock.monotonic() - self._met_at < TOLD_SECONDS else ""
         beat = Heartbeat(self.node_id, self._sequence, self.clock.wall(), doing[:200], round_number, self.session, twin)
-        created = self.store.put(self.layout.heartbeat(self.node_id, self._sequence), seal(beat))
+        key = self.layout.heartbeat(self.node_id, self._sequence)
+        created = self.store.put(key, self.signatures.sign(key, seal(beat)))
         if created:
             self._kept.append(self._sequence)
         return created

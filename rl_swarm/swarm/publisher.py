@@ -43,7 +43,7 @@ class Publisher:
         self.counters: Counter[str] = Counter()
         self.away_since: float | None = None
         self.background = background
-        self._mine = mine  # whether this node signed a document for a key
+        self._mine = mine  # whether a document is this node's own, so that nothing else may have its name
         self._beat = beat
         self._beat_seconds = beat_seconds
         self._last_sent = self._last_beat = clock.monotonic()

@@ -16,10 +16,11 @@ from msgspec import Meta
 
 from rl_swarm.config import MOST_ROUNDS
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
-from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.errors import BadDocument, NotFound, Refused
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import read_registration, registered
+from rl_swarm.swarm.signatures import Signatures, read_signed
 
 MOST_EPOCHS = 10**6
 EPOCH_LEAP = 1_000  # every start of a coordinator adds one: an epoch this far above all others is none
@@ -75,27 +76,40 @@ class Reward(msgspec.Struct, frozen=True):
 class Rounds:
     """Reads and writes announcements below the round `limit`, and remembers the newest valid one and the highest epoch."""
 
-    def __init__(self, store: Store, layout: Layout, limit: int = MOST_ROUNDS) -> None:
+    def __init__(self, store: Store, layout: Layout, limit: int = MOST_ROUNDS, signatures: Signatures | None = None) -> None:
         self.store = store
         self.layout = layout
         self.limit = limit
+        self.signatures = signatures or Signatures()
         self.newest: Announcement | None = None
         self.epoch = 0
 
     def announce(self, announcement: Announcement) -> Announcement:
-        """Write a round once; return the announcement that counts for this number, which may be another coordinator's."""
+        """Write a round once; return the announcement that counts for this number, which may be another coordinator's.
+
+        Where rounds are signed, a file that no coordinator has signed is nobody's, and is replaced.
+        """
         key = self.layout.round(announcement.round)
-        if self.store.put(key, seal(announcement)):
-            self._remember(announcement)
-            return announcement
-        try:
-            return self.read(announcement.round)
-        except NotFound:  # unreadable, for good or for now: the number is taken, so it is left to whoever took it
-            raise BadDocument("incomplete", f"{key} exists and cannot be read") from None
+        data = self.signatures.sign(key, seal(announcement))
+        if not self.store.put(key, data):
+            try:
+                return self.read(announcement.round)
+            except (NotFound, BadDocument) as error:
+                if not self.signatures.announcers:  # unreadable, for good or for now: the number is left to whoever took it
+                    raise error if isinstance(error, BadDocument) else BadDocument("incomplete", f"{key} cannot be read") from None
+            try:
+                self.store.rewrite(key, data)
+            except Refused as error:
+                raise BadDocument("not_a_file", str(error)) from None
+        self._remember(announcement)
+        return announcement
 
     def read(self, number: int) -> Announcement:
         """The announcement of one round; raise NotFound or BadDocument if there is none to be trusted."""
-        found = unseal(self.store.get(self.layout.round(number), limit=SMALL_BYTES), Announcement)
+        key = self.layout.round(number)
+        data = self.store.get(key, limit=SMALL_BYTES)
+        found = unseal(data, Announcement)
+        self.signatures.check_announcement(key, data)
         if found.round != number:
             raise BadDocument("misplaced", f"it announces round {found.round}")
         if found.epoch > self.epoch + EPOCH_LEAP:
@@ -136,12 +150,37 @@ class Rounds:
             found = highest_good(above, lambda number: self.probe(number) is not None)
         return self.newest
 
+    def reached(self, beyond: int, is_worker: Callable[[str], bool], chance: random.Random) -> int | None:
+        """The newest round above `beyond` in which a registered worker has submitted a valid reward."""
+        store, layout = self.store, self.layout
+        numbers = [number for number in rounds_with_rewards(store, layout) if beyond < number < self.limit]
+        known = registered(store, layout) if numbers else set()
+
+        def done(number: int) -> bool:
+            names = sorted(submitted(store, layout, number) & known)
+            some = names if len(names) <= MOST_NAMES else chance.sample(names, MOST_NAMES)
+            return any(is_worker(name) and read_reward(store, layout, number, name, self.signatures) for name in some)
+
+        return highest_good(numbers, done)
+
+    def reached_by_others(self, node_id: str, beyond: int, chance: random.Random) -> int | None:
+        """The newest round above `beyond` that another worker has done."""
+
+        def is_other_worker(name: str) -> bool:
+            found = read_registration(self.store, self.layout, name, self.signatures) if name != node_id else None
+            return found is not None and found.node_role == "worker"
+
+        return self.reached(beyond, is_other_worker, chance)
+
     def write_current(self, state: CurrentState) -> None:
-        self.store.rewrite(self.layout.current_state, seal(state))
+        self.store.rewrite(self.layout.current_state, self.signatures.sign(self.layout.current_state, seal(state)))
 
     def read_current(self) -> CurrentState | None:
         try:
-            return unseal(self.store.get(self.layout.current_state, limit=SMALL_BYTES), CurrentState)
+            data = self.store.get(self.layout.current_state, limit=SMALL_BYTES)
+            found = unseal(data, CurrentState)
+            self.signatures.check_announcement(self.layout.current_state, data)
+            return found
         except (NotFound, BadDocument):
             return None
 
@@ -156,10 +195,10 @@ def submitted(store: Store, layout: Layout, number: int) -> set[str]:
     return {node for node in map(node_of_file, store.list(layout.rewards_of(number))) if node is not None}
 
 
-def read_reward(store: Store, layout: Layout, number: int, node_id: str) -> Reward | None:
+def read_reward(store: Store, layout: Layout, number: int, node_id: str, signatures: Signatures | None = None) -> Reward | None:
     """The reward of a node for a round, if it can be read now and is of that node and round."""
     try:
-        found = unseal(store.get(layout.reward(number, node_id), limit=SMALL_BYTES), Reward)
+        found = read_signed(store, layout.reward(number, node_id), Reward, node_id, signatures)
     except (NotFound, BadDocument):
         return None
     return found if (found.peer_id, found.round) == (node_id, number) else None
@@ -169,33 +208,6 @@ def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:
     """Rounds that have a folder of rewards, newest first; whoever made it, and whatever is in it."""
     numbers = {number for number in map(round_of_folder, store.list(layout.rewards)) if number is not None}
     return sorted(numbers, reverse=True)
-
-
-def reached(
-    store: Store, layout: Layout, beyond: int, limit: int, is_worker: Callable[[str], bool], chance: random.Random
-) -> int | None:
-    """The newest round between `beyond` and `limit` in which a registered worker has submitted a valid reward."""
-    numbers = [number for number in rounds_with_rewards(store, layout) if beyond < number < limit]
-    if not numbers:
-        return None
-    known = registered(store, layout)
-
-    def done(number: int) -> bool:
-        names = sorted(submitted(store, layout, number) & known)
-        some = names if len(names) <= MOST_NAMES else chance.sample(names, MOST_NAMES)
-        return any(is_worker(name) and read_reward(store, layout, number, name) for name in some)
-
-    return highest_good(numbers, done)
-
-
-def reached_by_others(store: Store, layout: Layout, node_id: str, beyond: int, limit: int, chance: random.Random) -> int | None:
-    """The newest round between `beyond` and `limit` that another worker has done."""
-
-    def is_other_worker(name: str) -> bool:
-        registration = read_registration(store, layout, name) if name != node_id else None
-        return registration is not None and registration.node_role == "worker"
-
-    return reached(store, layout, beyond, limit, is_other_worker, chance)
 
 
 def highest_good(numbers: Iterable[int], good: Callable[[int], bool]) -> int | None:

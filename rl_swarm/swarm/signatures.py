@@ -15,10 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from rl_swarm.document import body_of, close
+import msgspec
+
+from rl_swarm.document import SMALL_BYTES, body_of, close, unseal
 from rl_swarm.errors import BadDocument
 from rl_swarm.identity import INSTALL, Identity, can_check, signed_by
+from rl_swarm.store import Store
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _SIGNED = re.compile(rb',"key":"([0-9a-f]{64})","signature":"([0-9a-f]{128})"\}')
 _SIGNED_BYTES = len(b',"key":"","signature":""}') + 64 + 128
@@ -52,6 +58,15 @@ def _statement(experiment_id: str, key: str, body: bytes) -> bytes:
     return "\n".join(["rl-swarm 2", experiment_id, key, hashlib.sha256(body).hexdigest()]).encode()
 
 
+def read_signed(store: Store, key: str, kind: type[T], node_id: str, signatures: "Signatures | None" = None) -> T:
+    """A small document of a node; raise NotFound or BadDocument if there is none to be believed."""
+    data = store.get(key, limit=SMALL_BYTES)
+    found = unseal(data, kind)
+    if signatures:
+        signatures.check(key, data, node_id)
+    return found
+
+
 class Signatures:
     """Signs with `identity` if there is one, and checks what others wrote. `refused` counts by reason.
 
@@ -80,6 +95,7 @@ class Signatures:
         self._book = book
         self._say = say
         self._can_check: bool | None = None
+        self._told = False
         self._owners = _read(book) if book else {}
         self._owners |= {name: key for key, name in (allowed or {}).items() if name}
 
@@ -91,6 +107,9 @@ class Signatures:
         """The sealed document with this node's signature; without an identity it stays as it is."""
         return data if self.identity is None else sign(self.identity, self._experiment_id, key, data)
 
+    def signer(self, key: str, data: bytes) -> str | None:
+        return signer(self._experiment_id, key, data)
+
     def mine(self, key: str, data: bytes) -> bool:
         """Whether a document is one that this node signed for this key."""
         if self.identity is None:
@@ -99,6 +118,10 @@ class Signatures:
             return signer(self._experiment_id, key, data) == self.identity.public
         except BadDocument:
             return False
+
+    def reclaims(self, key: str, data: bytes) -> bool:
+        """Whether to insist on a document of this node's: where everybody signs, its name is registered to this node's key."""
+        return self.required and self.mine(key, data)
 
     def check(self, key: str, data: bytes, node_id: str) -> None:
         """Raise BadDocument unless a sealed document may come from this node."""
@@ -130,6 +153,9 @@ class Signatures:
             yield
         except BadDocument as error:
             self.refused[error.reason] += 1
+            count = self.refused[error.reason]
+            if str(count).rstrip("0") == "1":  # the first, the tenth, the hundredth …
+                self._say(f"refused, {count} so far for this reason: {error}")
             raise
 
     def _signer(self, key: str, data: bytes) -> str | None:
@@ -138,9 +164,9 @@ class Signatures:
             self._can_check = can_check()
         if self._can_check:
             return signer(self._experiment_id, key, data)
-        if _SIGNED.fullmatch(body_of(data, len(data))[-_SIGNED_BYTES:]):
+        if not self._told and _SIGNED.fullmatch(body_of(data, len(data))[-_SIGNED_BYTES:]):
+            self._told = True
             self._say(f"peers sign what they publish, which cannot be checked here: {INSTALL}")
-            self._say = lambda line: None
         return None
 
     def _claim(self, node_id: str, key: str) -> None:
