@@ -15,7 +15,7 @@ from rl_swarm.errors import NotFound
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_heartbeat, read_registration
-from rl_swarm.swarm.rounds import Rounds, submitted
+from rl_swarm.swarm.rounds import Rounds, names_at_work
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
 
 TAIL_BYTES = 64 << 10
@@ -131,10 +131,7 @@ def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
     rounds = Rounds(store, layout)
     newest = rounds.survey()
     current = rounds.read_current()
-    known = set[str]()
-    if newest:
-        known = {newest.coordinator, *newest.live, *submitted(store, layout, newest.round)}
-    names, left_out = most_alive(store, layout, known)
+    names, left_out = most_alive(store, layout, names_at_work(store, layout, newest))
     nodes = tuple(node_status(store, layout, node_id) for node_id in names)
     highest = max((node.round for node in nodes if node.round is not None), default=None)
     return ExperimentStatus(

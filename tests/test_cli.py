@@ -252,7 +252,7 @@ def test_the_wanted_version_of_transformers_is_the_one_that_is_installed_with_th
 
 
 def crowd(folder: Path, names: int) -> FolderStore:
-    """An experiment of two honest nodes, one of them with a journal, among many made-up registrations; every tenth unreadable."""
+    """Two honest nodes among many made-up registrations, every tenth unreadable; some of those have journals."""
     store, layout = FolderStore(folder), Layout("e")
     for node_id in ("worker_1", "zz_coordinator"):
         register(store, layout, Registration(node_id, node_id.split("_")[-1], 0.0, "m", node_id, "1", "s"))
@@ -260,6 +260,10 @@ def crowd(folder: Path, names: int) -> FolderStore:
     data = store.get(layout.peer("worker_1"), limit=10_000)
     for number in range(names):
         (folder / layout.peer(f"made-up{number}")).write_bytes(b"junk" if number % 10 == 0 else data)
+        if 0 < number <= MOST_LOOKED_AT:
+            (folder / layout.log(f"made-up{number}", "metrics.jsonl")).parent.mkdir()
+    for node_id in ("worker_1", "zz_coordinator"):
+        store.put(layout.reward(0, node_id), b"")
     return store
 
 

@@ -18,7 +18,7 @@ from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
-from rl_swarm.swarm.rounds import read_reward
+from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
@@ -66,7 +66,7 @@ class _Run:
         self.store = store
         self.layout = layout
         self.expected = expected
-        named, self.left_out = most_alive(store, layout)
+        named, self.left_out = most_alive(store, layout, names_at_work(store, layout, Rounds(store, layout).survey()))
         found = {node: read_registration(store, layout, node) for node in named}
         roles = {node: registration.node_role for node, registration in found.items() if registration}
         self.nodes = list(roles)

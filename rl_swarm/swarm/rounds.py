@@ -204,6 +204,16 @@ def read_reward(store: Store, layout: Layout, number: int, node_id: str, signatu
     return found if (found.peer_id, found.round) == (node_id, number) else None
 
 
+def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> set[str]:
+    """Names that the newest announcement knows, and those under which rewards of the first or the newest rounds lie.
+
+    Anybody can write there: it says whom to look at first, not who took part.
+    """
+    numbers = {0, newest.round, newest.round - 1} if newest else {0}
+    found = {newest.coordinator, *newest.live} if newest else set()
+    return found.union(*(submitted(store, layout, number) for number in numbers if number >= 0))
+
+
 def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:
     """Rounds that have a folder of rewards, newest first; whoever made it, and whatever is in it."""
     numbers = {number for number in map(round_of_folder, store.list(layout.rewards)) if number is not None}
