@@ -602,7 +602,7 @@ class TestGates:
         "text",
         ["x**3/3 + C", "2.5*sin(2*x) - exp(x)", "(3 + 4)*2", "asinh(x) + sqrt(x)/2", "1. + .5", "E**(3*x**2 - 5)",
          "-4*(7*X - 9)**5/35 + C",
-         "x**(3/2)", "x**0.5", "x**-2", "7//2", "pi*x", "log(x, 10)", "99**99", " 1 + 1\n", "1e3*x"],
+         "x**(3/2)", "x**0.5", "x**-2", "7//2", "pi*x", "log(x, 10)", "x + C1", "99**99", " 1 + 1\n", "1e3*x"],
     )
     def test_expressions(self, text: str) -> None:
         assert is_expression(text)
@@ -649,13 +649,25 @@ class TestGates:
         assert not any(map(cube, ("R99999999", "R99", "U٩٩")))
         assert not any(map(cars, ("A+999999999", "A-100", "A+٩٩٩")))
 
-    @pytest.mark.parametrize(
-        "name", ["simple_integration", "polynomial_multiplication", "countdown", "puzzle24", "bitwise_arithmetic"]
-    )
-    def test_right_answers_pass(self, name: str) -> None:
-        bench = Bench(parse_tasks(name))
-        for index in range(4):
-            assert bench.judge(0, 3, index, str(bench.item(0, 3, index).answer)).score == 1.0
+    @pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+    def test_right_answers_pass(self, count: int) -> None:
+        """What no key is for, the question's metadata has an example of; rush_hour has neither."""
+        from reasoning_gym.factory import DATASETS
+
+        for name, pair in sorted(DATASETS.items()):
+            gate = gate_for(name, pair[0])
+            if gate is is_anything:
+                continue
+            bench = Bench(parse_tasks(name))
+            for index in range(count):
+                item = bench.item(0, 3, index)
+                known = item.entry["metadata"]
+                right = item.answer or known.get("example_answer") or known.get("example_correct_answer") or "A+1 B-4"
+                assert gate(right.strip()) or "Integral(" in right, (
+                    name
+                )  # left unsolved by sympy: paid as the key, and as nothing else
+                if item.answer is not None:
+                    assert bench.judge(0, 3, index, right).score == 1.0, name
 
 
 class TestVerify:

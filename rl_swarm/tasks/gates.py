@@ -75,7 +75,7 @@ def has_counts_below(limit: int) -> Gate:
 
 
 def is_expression(answer: str) -> bool:
-    """Arithmetic over numbers, one-letter variables and school functions, with an exact value of bounded size.
+    """Arithmetic over numbers, variables such as x or C1 and school functions, with an exact value of bounded size.
 
     No attribute, text or name that leads further, since sympy evaluates it; and no power beyond `_LARGEST_POWER`, since sympy
     carries powers of numbers out when it reads them.
@@ -96,6 +96,7 @@ class _Unfit(Exception):
 _CONSTANTS = {"pi": math.pi, "E": math.e}
 _UNFOLDING: dict[str, Callable[[float], float]] = {"exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh}
 _VALUED: dict[str, Callable[[float], float]] = {**_UNFOLDING, "sqrt": lambda value: math.sqrt(abs(value)), "abs": abs, "Abs": abs}
+_VARIABLE = re.compile(r"[A-Za-z][0-9]*")
 _FUNCTION = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs")
 
 
@@ -109,7 +110,7 @@ def _measure(node: ast.expr, largest: float) -> tuple[float | None, float]:
     match node:
         case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
             value, bits = abs(number), number.bit_length() if isinstance(number, int) else 64.0
-        case ast.Name(id=name) if name in _CONSTANTS or len(name) == 1:
+        case ast.Name(id=name) if name in _CONSTANTS or _VARIABLE.fullmatch(name):
             value, bits = _CONSTANTS.get(name), 1.0
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
             value, bits = _measure(operand, largest)

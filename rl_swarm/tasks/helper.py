@@ -172,7 +172,7 @@ class Helper:
 
 
 class _Child:
-    """One helper seen from the node: its two pipes, with what is not yet written and not yet read."""
+    """One helper seen from the node: its pipes, with what is not yet written and not yet read."""
 
     _numbers = count()
 
@@ -222,7 +222,7 @@ class _Child:
             if self._requests in ready:
                 self._write()
             self._read()
-            if left <= 0 and not self._received:
+            if left <= 0 and b"\n" not in self._received:
                 raise Gone(hung=True)
         reply: Reply = json.loads(self._received[:end])
         del self._received[: end + 1]

@@ -133,7 +133,7 @@ def _answer(bench: Bench, swollen: Callable[[], bool], number: int, seed: int, i
     except CannotMake as error:
         yield {"problem": error.problem, "detail": error.detail, "swollen": swollen()}
         return
-    yield {} if answers else {"prompt": item.prompt, "answer": item.answer}
+    yield {} if answers else {"prompt": item.prompt, "answer": item.answer, "swollen": swollen()}
     for left in range(len(answers), 0, -1):
         _die_after(JUDGE_SECONDS)
         verdict = bench.judge(number, seed, index, answers[-left])
