@@ -9,7 +9,7 @@ GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow check format lock bench bench-check soak reliability readme
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test: $(READY) ## Run the tests that need no more than two cores and a few minut
 
 test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
 	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m ''
+
+hostile: $(READY) ## Score 500 hostile answers for each reasoning-gym task under the helper's limits; goes on where it was stopped
+	$(BIN)/python -m tests.hostile_run
 
 check: $(READY) ## Format, lint, types and tests
 	$(BIN)/ruff format --check .

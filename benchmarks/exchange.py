@@ -35,8 +35,9 @@ def answers(node_id: str, number: int) -> list[Rollout]:
     groups = StandInPolicy().answer(questions, GROUP, key(node_id, number))
     made = []
     for slot, (question, group) in enumerate(zip(questions, groups, strict=True)):
-        texts = tuple(Completion(done.text, tasks.score(question, done.text), tokens=40, logprob=-20.0) for done in group)
-        made.append(Rollout(question, texts, node_id, number, slot=slot))
+        scores = tasks.score_all(question, [done.text for done in group])
+        scored = tuple(Completion(done.text, score, tokens=40, logprob=-20.0) for done, score in zip(group, scores, strict=True))
+        made.append(Rollout(question, scored, node_id, number, slot=slot))
     return made
 
 

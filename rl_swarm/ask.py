@@ -29,7 +29,7 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.swarm.peers import read_registration
-from rl_swarm.tasks import Tasks, tasks_of
+from rl_swarm.tasks import Tasks, tasks_of, warm_up
 from rl_swarm.view import visible
 
 Flags = Mapping[str, str | None]
@@ -192,6 +192,7 @@ def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
     run = open_run(environment, flags)
     trained = newest_checkpoint(run)
     config = trained_config(run, trained)
+    warm_up()
     policy = load_policy(config)
     asked = Question(question)
     policy.check_fits([asked])
@@ -210,7 +211,7 @@ def _scores(config: Config, question: str, *texts: str) -> list[float | None]:
         return [None] * len(texts)
     try:
         known = next((each for each in tasks.held_out() if each.prompt == question), None)
-        return [tasks.score(known, text) if known else None for text in texts]
+        return list(tasks.score_all(known, texts)) if known else [None] * len(texts)
     finally:
         tasks.close()
 

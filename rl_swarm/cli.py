@@ -114,12 +114,13 @@ def work(**flags: str | None) -> None:
 
 def _work(flags: dict[str, str | None]) -> None:
     from rl_swarm.node import open_node
-    from rl_swarm.tasks import tasks_version
+    from rl_swarm.tasks import tasks_version, warm_up
 
     node = open_node(os.environ, flags | {"role": "worker"}, tasks_version=tasks_version())
 
     def learn() -> str:
         node.journal.say("loading libraries")
+        warm_up()  # reasoning-gym, in a process of its own, while this one loads torch
         from rl_swarm.learner import make_learning_worker
 
         return make_learning_worker(node).run()
@@ -209,15 +210,17 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     from rich.console import Console
 
     from rl_swarm.clock import SystemClock
-    from rl_swarm.learner import load_policy
-    from rl_swarm.probe import Probe, progress_line, show
-    from rl_swarm.tasks import parse_tasks
+    from rl_swarm.tasks import parse_tasks, warm_up
 
     loaded, clock = load(os.environ, flags), SystemClock()
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
     named = parse_tasks(loaded.tasks)
     click.echo(f"loading {loaded.model}", err=True)
+    warm_up()
+    from rl_swarm.learner import load_policy
+    from rl_swarm.probe import Probe, progress_line, show
+
     look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=clock)
     with progress_line(Console(stderr=True), clock) as watch:
         report = look.run(seconds, watch)

@@ -133,7 +133,7 @@ class Unusable(Exception):
 
 
 class Family(Tasks):
-    """All levels of one task, behind one helper process where it needs one; drawn from a level at a time."""
+    """All levels of one task, behind one helper process; drawn from a level at a time."""
 
     def __init__(self, specs: Sequence[TaskSpec], seed: int) -> None:
         super().__init__(specs, seed=seed, node_id="probe", held_out_per_task=0)  # nothing is trained: no question is forbidden
@@ -248,7 +248,8 @@ class Probe:
         questions = [self._draw(key, family) for _ in range(count)]
         seen = Tally()
         for question, answers in zip(questions, self._policy.answer(questions, self._group_size, seed), strict=True):
-            scored = tuple(replace(answer, reward=family.score(question, answer.text)) for answer in answers)
+            scores = family.score_all(question, [answer.text for answer in answers])
+            scored = tuple(replace(answer, reward=score) for answer, score in zip(answers, scores, strict=True))
             seen += tally_of(Rollout(question, scored, "probe", 0))
         return seen + Tally(seconds=self._clock.monotonic() - began)
 

@@ -119,7 +119,8 @@ def reinforce(policy: Policy, seed: int) -> None:
         groups = policy.answer(asked, GROUP, key("nano card", seed, number))
         rollouts = []
         for slot, (question, group) in enumerate(zip(asked, groups, strict=True)):
-            scored = tuple(dataclasses.replace(done, reward=tasks.score(question, done.text)) for done in group)
+            scores = tasks.score_all(question, [done.text for done in group])
+            scored = tuple(dataclasses.replace(done, reward=score) for done, score in zip(group, scores, strict=True))
             rollouts.append(Rollout(question, scored, "nano alone", number, slot=slot))
         trainer.update(rollouts)
 

@@ -1,6 +1,7 @@
 """Stand-ins for tasks, policy, trainer and checkpoints: the shipped loops run with them, without torch or reasoning-gym."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,17 +32,18 @@ class StandInTasks:
         self.cursor += count
         return [make_question(self.seed, index) for index in range(self.cursor - count, self.cursor)]
 
-    def score(self, question: Question, text: str) -> float:
-        return float(text == f"<answer>{question.answer}</answer>")
+    def score_all(self, question: Question, texts: Sequence[str]) -> list[float]:
+        return [float(text == f"<answer>{question.answer}</answer>") for text in texts]
 
-    def verify(self, rollout: Rollout) -> Rollout:
+    def verify(self, rollout: Rollout, seconds: float = math.inf) -> Rollout:
         asked = rollout.question
         if asked.task != "sum":
             raise BadRollout("task_not_allowed")
         mine = make_question(asked.seed, asked.index)
         if mine.prompt != asked.prompt:
             raise BadRollout("prompt_mismatch")
-        scored = tuple(replace(done, reward=self.score(mine, done.text)) for done in rollout.completions)
+        scores = self.score_all(mine, [done.text for done in rollout.completions])
+        scored = tuple(replace(done, reward=score) for done, score in zip(rollout.completions, scores, strict=True))
         return replace(rollout, question=mine, completions=scored)
 
     def state(self) -> dict[str, Any]:

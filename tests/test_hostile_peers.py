@@ -4,6 +4,7 @@ import ast
 import gzip
 import io
 import json
+import math
 import os
 import random
 import zipfile
@@ -25,7 +26,7 @@ from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import node_of_file
 from rl_swarm.swarm.peers import read_heartbeat, read_registration
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY
+from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY, Allowance
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.rounds import Rounds, read_reward
 from rl_swarm.tasks import Tasks, parse_tasks
@@ -162,7 +163,7 @@ def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_the
     for number in range(3):
         publish(store, "hangs", number, count=100)
 
-    def verify(checked: Rollout) -> Rollout:
+    def verify(checked: Rollout, seconds: float) -> Rollout:
         clock.sleep(CHECKING_SECONDS / 4)
         raise BadRollout("unverifiable")
 
@@ -173,6 +174,76 @@ def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_the
         assert exchange.take_verify_seconds() <= CHECKING_SECONDS
     assert exchange.rejected == {"unverifiable": 12, "over_quota": 288}
     assert exchange.standings.muted("hangs", 3)
+
+
+class Slow(StandInTasks):
+    """Takes some seconds for each completion, as far as it may."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__("me")
+        self.clock, self.seconds, self.scored = clock, seconds, 0
+
+    def verify(self, rollout: Rollout, seconds: float = math.inf) -> Rollout:
+        for _ in rollout.completions:
+            self.clock.sleep(min(seconds, self.seconds))
+            seconds -= self.seconds
+            if seconds < 0:
+                raise BadRollout("slow_to_check")
+            self.scored += 1
+        return super().verify(rollout)
+
+
+def test_a_rollout_of_many_slow_completions_ends_at_the_quota_and_counts_against_its_peer(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    for number in range(3):
+        publish(store, "hangs", number, count=2, right=(True, False) * 12)
+        publish(store, "quick", number, count=1)
+    exchange = make(store, tmp_path)
+    tasks = Slow(clock, 2.8)
+    exchange.verify = tasks.verify
+    for number in range(3):
+        began = clock.monotonic()
+        found = exchange.gather(number, 4, random.Random(0))
+        assert {each.node_id for each in found} <= {"quick"}
+        assert clock.monotonic() - began < CHECKING_SECONDS + 2 * 2.8 + 0.01
+        exchange.mark_used(found)
+    assert tasks.scored == 3 * (3 + 2), "a third of a group was scored, for nothing"
+    assert exchange.rejected == {"slow_to_check": 3, "over_quota": 3}
+    assert exchange.standings.muted("hangs", 3)
+    assert not exchange.standings.muted("quick", 3)
+
+
+def test_a_group_of_giant_numbers_for_coin_flip_costs_nothing(tmp_path: Path) -> None:
+    tasks = Tasks(parse_tasks("coin_flip"), seed=1, node_id="me", held_out_per_task=0)
+    theirs = Tasks(parse_tasks("coin_flip"), seed=1, node_id="evil", held_out_per_task=0).draw(1)[0]
+    group = tuple(Completion(f"<answer>1e32{number:05}</answer>") for number in range(24))
+    store = MemoryStore(clock=SystemClock())
+    put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
+    exchange = make(store, tmp_path)
+    exchange.verify = tasks.verify
+    exchange.gather(0, 4, random.Random(0))
+    assert exchange.take_verify_seconds() < 1.0
+
+
+def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Allowance, "of_round", lambda wanted: Allowance(seconds=1.0))
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "def question(seed, index):\n    return f'{seed} {index}', 'a'\n"
+        "def score(question, text):\n    time.sleep(0.3)\n    return 1.0\n"
+    )
+    tasks = Tasks(parse_tasks(str(tmp_path / "slow.py")), seed=1, node_id="me", held_out_per_task=0)
+    theirs = Tasks(tasks.specs, seed=1, node_id="evil", held_out_per_task=0).draw(1)[0]
+    group = tuple(Completion(f"<answer>{number}</answer>") for number in range(24))
+    store = MemoryStore(clock=SystemClock())
+    put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
+    exchange = make(store, tmp_path)
+    exchange.verify = tasks.verify
+    assert exchange.gather(0, 4, random.Random(0)) == []
+    assert exchange.take_verify_seconds() < 2.0
+    assert exchange.rejected == {"slow_to_check": 1}
+    assert exchange.standings.state()["evil"]["faults"]
 
 
 # Muting

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import inspect
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -21,8 +20,8 @@ from hypothesis import strategies as st
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import PRESETS, Tasks, TaskSpec, canonical, helper, parse_tasks, parsed_answer, questions, tasks_version
-from rl_swarm.tasks.bench import QUICK, Bench, _common_divisors
-from rl_swarm.tasks.gates import gate_for, is_expression, is_formula, is_literal
+from rl_swarm.tasks.bench import Bench, _common_divisors
+from rl_swarm.tasks.gates import gate_for, is_anything, is_expression, is_formula, is_literal, is_narrow
 
 ROOT = Path(__file__).parents[1]
 BOTH = sorted({spec.key for preset in PRESETS for spec in parse_tasks(PRESETS[preset])})
@@ -65,8 +64,6 @@ def score(question, text):
             pass
     if text == "raise":
         raise RuntimeError(text)
-    if text == "hoard":
-        return bytearray(5 << 30)[0]
     if text == "die":
         import os
         os._exit(3)
@@ -336,8 +333,9 @@ class TestStream:
         made: list[str] = []
         create = factory.create_dataset
         monkeypatch.setattr(factory, "create_dataset", lambda name, **rest: made.append(name) or create(name, **rest))
-        tasks = make("gcd")
-        tasks.draw(400)
+        bench = Bench(parse_tasks("gcd"))
+        for number in range(400):
+            bench.item(0, number // 100, number % 100)
         assert len(made) < 8
 
     def test_questions_can_be_published(self, both: Tasks) -> None:
@@ -353,14 +351,15 @@ class TestStream:
         assert tasks.counters["question_unanswerable"] > 5
 
     def test_bf_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        make("bf").draw(3)
+        Bench(parse_tasks("bf")).item(0, 1, 1)
         assert capsys.readouterr().out == ""
 
     def test_precision_does_not_leak_between_tasks(self) -> None:
         import decimal
 
-        before = decimal.getcontext().prec
-        make("decimal_arithmetic").draw(3)
+        bench = Bench(parse_tasks("decimal_arithmetic"))
+        decimal.getcontext().prec = before = 28
+        bench.item(0, 1, 1)
         assert decimal.getcontext().prec == before
 
     @given(st.integers(-(10**7), 10**7), st.just(0) | st.integers(-5000, 5000))
@@ -534,9 +533,14 @@ class TestScore:
         drawn = easy.draw(50)
         start = time.perf_counter()
         for question in drawn:
-            for guess in range(20):
-                easy.score(question, tagged(str(guess)))
+            easy.score_all(question, [tagged(str(guess)) for guess in range(20)])
         assert (time.perf_counter() - start) / 1000 < 100e-6
+
+    def test_a_group_is_scored_as_its_completions_are_one_by_one(self, both: Tasks) -> None:
+        for question in both.draw(40):
+            texts = [tagged(winning(both, question)), "no tag", tagged("1"), tagged("P"), "", tagged("[[0]]"), tagged("¤")]
+            assert both.score_all(question, texts) == [both.score(question, text) for text in texts]
+        assert both.score_all(both.draw(1)[0], []) == []
 
 
 class TestGates:
@@ -545,7 +549,7 @@ class TestGates:
         from reasoning_gym.factory import DATASETS
 
         gates = {name: gate_for(name, pair[0]) for name, pair in DATASETS.items()}
-        found = {gate: {name for name in gates if gates[name] is gate} for gate in (is_literal, is_expression, is_formula)}
+        found = {gate: {name for name in gates if gates[name] is gate} for gate in (is_literal, is_expression)}
         assert found[is_literal] == {
             "binary_matrix",
             "bitwise_arithmetic",
@@ -561,33 +565,109 @@ class TestGates:
             "puzzle24",
             "simple_integration",
         }
-        assert found[is_formula] == {"propositional_logic"}
+        names = ("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour")
+        assert {name for name in gates if gates[name] not in (is_anything, is_literal, is_expression)} == set(names)
 
-    @pytest.mark.parametrize("text", ["[[0, 1], [1, 2]]", "0 1\n1 2", "-0x3", "['A', 'B']", "Q _ _", "", "(1, 2.5)"])
+    @pytest.mark.parametrize("text", ["[[0, 1], [1, 2]]", "0 1\n1 2", "-0x3", "['A', 'B']", "Q _ _", "", "(1, 2.5)", "ABCDE"])
     def test_literals(self, text: str) -> None:
         assert is_literal(text)
 
-    @pytest.mark.parametrize("text", ["exit()", "[f for f in x]", "9**9", "a.b", "x[0]", "[exit]", "[" * 500, "-" * 1999, "\x00("])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "exit()",
+            "[f for f in x]",
+            "9**9",
+            "a.b",
+            "x[0]",
+            "[exit]",
+            "[" * 500,
+            "-" * 1999,
+            "\x00(",
+            "oracle_answer",
+            "entry,",
+            "ｓelf",
+        ],
+    )
     def test_no_literals(self, text: str) -> None:
         assert not is_literal(text)
 
-    @pytest.mark.parametrize("text", ["x**3/3 + C", "2.5*sin(2*x) - exp(x)", "(3 + 4)*2", "asinh(x) + sqrt(x)/2", "1. + .5"])
+    def test_a_verifiers_own_variables_are_no_answer(self) -> None:
+        bench = Bench(parse_tasks("string_insertion"))
+        for answer in ("oracle_answer", "oracle_answer,", "answer", "entry", "self"):
+            assert bench.judge(0, 1, 1, answer).score == 0.0
+
+    # fmt: off
+    @pytest.mark.parametrize(
+        "text",
+        ["x**3/3 + C", "2.5*sin(2*x) - exp(x)", "(3 + 4)*2", "asinh(x) + sqrt(x)/2", "1. + .5", "E**(3*x**2 - 5)",
+         "-4*(7*X - 9)**5/35 + C",
+         "x**(3/2)", "x**0.5", "x**-2", "7//2", "pi*x", "log(x, 10)", "x + C1", "99**99", " 1 + 1\n", "1e3*x"],
+    )
     def test_expressions(self, text: str) -> None:
         assert is_expression(text)
 
     @pytest.mark.parametrize(
-        "text", ["x.diff(x)", "(x).real", "eval(x)", "'a'", "__import__", "x[0]", "1 .real", "factorial(9)", "9!"]
+        "text",
+        ["x.diff(x)", "(x).real", "eval(x)", "'a'", "__import__", "x[0]", "1 .real", "factorial(9)", "9!", "N(x, 9)", "S(x)",
+         "x(x)", "1, 2",
+         "9**9**9", "9**9999", "(9**999)**999", "((1+1/9**9)**999)**999", "9**(1/(1/9**9))", "9**sqrt(9**18)", "9**(9**9 + x)",
+         "2**-9999",
+         "E**E**E**E", "exp(exp(9))", "1e99999", "1e-99999", "1e٩٩٩٩", "True", "None", "x if x else x", "lambda: x", "(" * 999,
+         "-" * 1999, ""],
     )
     def test_no_expressions(self, text: str) -> None:
         assert not is_expression(text)
 
+    @pytest.mark.parametrize("text", ["P", "¬P", "¬¬(P ∧ Q)", "(P→Q)∨¬R ↔ S", "((P))", "P ∧ Q ∧ R", "¬(¬P)"])
+    def test_formulas(self, text: str) -> None:
+        assert is_formula(text)
+
     @pytest.mark.parametrize(
-        "name", ["simple_integration", "polynomial_multiplication", "countdown", "puzzle24", "bitwise_arithmetic"]
+        "text",
+        ["", "PP", "P Q", "(P", "P)", "P(Q)", "P¬Q", "P∧", "∧P", "()", "P∧∧Q", "p", "P" * 301, "P∧QQ",
+         "∨".join(f"P{'P' * n}" for n in range(20)),
+         "∨".join("(" * n + "P" for n in range(1, 20)), "P1", "true"],
     )
-    def test_right_answers_pass(self, name: str) -> None:
-        bench = Bench(parse_tasks(name))
-        for index in range(4):
-            assert bench.judge(0, 3, index, str(bench.item(0, 3, index).answer)).score == 1.0
+    def test_no_formulas(self, text: str) -> None:
+        assert not is_formula(text)
+    # fmt: on
+
+    @pytest.mark.parametrize("text", ["0.5", "1/2", "3e-2", "1,000", "½", "e1000"[:4]])
+    def test_narrow_numbers(self, text: str) -> None:
+        assert is_narrow(text)
+
+    @pytest.mark.parametrize("text", ["1e3200000", "1E-3200000", "1e3_200", "1e+9999", "1e٣٢٠٠", "1/1e10000"])
+    def test_wide_numbers(self, text: str) -> None:
+        assert not is_narrow(text)
+
+    def test_moves_that_would_be_carried_out_a_million_times(self) -> None:
+        from reasoning_gym.factory import DATASETS
+
+        cube, cars = (gate_for(name, DATASETS[name][0]) for name in ("rubiks_cube", "rush_hour"))
+        assert cube("R U2 F'") and cars("A+1 B-4 C+12")
+        assert not any(map(cube, ("R99999999", "R99", "U٩٩")))
+        assert not any(map(cars, ("A+999999999", "A-100", "A+٩٩٩")))
+
+    @pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+    def test_right_answers_pass(self, count: int) -> None:
+        """What no key is for, the question's metadata has an example of; rush_hour has neither."""
+        from reasoning_gym.factory import DATASETS
+
+        for name, pair in sorted(DATASETS.items()):
+            gate = gate_for(name, pair[0])
+            if gate is is_anything:
+                continue
+            bench = Bench(parse_tasks(name))
+            for index in range(count):
+                item = bench.item(0, 3, index)
+                known = item.entry["metadata"]
+                right = item.answer or known.get("example_answer") or known.get("example_correct_answer") or "A+1 B-4"
+                assert gate(right.strip()) or "Integral(" in right, (
+                    name
+                )  # left unsolved by sympy: paid as the key, and as nothing else
+                if item.answer is not None:
+                    assert bench.judge(0, 3, index, right).score == 1.0, name
 
 
 class TestVerify:
@@ -693,11 +773,6 @@ class TestOwnTasks:
         assert seen.rewards == [0.0] * 6 + [1.0]
         assert own.counters == {"scorer_raised": 2, "scorer_timeout": 1, "scorer_out_of_range": 3}
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process allocates")
-    def test_memory_is_limited(self, own: Tasks) -> None:
-        assert own.score(own.draw(1)[0], tagged("hoard")) == 0.0
-        assert own.counters == {"scorer_raised": 1}
-
     def test_a_group_that_keeps_hanging_is_not_waited_for(self, own: Tasks) -> None:
         (question,) = own.draw(1)
         start = time.perf_counter()
@@ -754,44 +829,4 @@ class TestOwnTasks:
         for question in tasks.draw(5):
             assert tasks.score(question, tagged(question.answer)) == 1.0
             assert tasks.score(question, tagged("no")) == 0.0
-        tasks.close()
-
-
-class TestHelper:
-    def test_sympy_that_never_returns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
-        assert "countdown" not in QUICK
-        tasks = make("countdown")
-        question = tasks._make(0, 7, 3)
-        assert tasks.score(question, tagged("9**9**9**9")) == 0.0
-        assert tasks.counters == {"scorer_timeout": 1}
-        assert tasks.score(question, tagged(question.answer)) == 1.0
-        tasks.close()
-
-    def test_the_order_of_sets_is_the_same_on_every_node(self, own_file: Callable[..., Path]) -> None:
-        tasks = make(str(own_file("def question(seed, index):\n    return str(hash('word')), 'a'\n")), held_out_per_task=0)
-        command = [sys.executable, "-c", "print(hash('word'))"]
-        done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
-        assert tasks.draw(1)[0].prompt == done.stdout.strip()
-        tasks.close()
-
-    def test_it_ends_with_its_owner(self, own_file: Callable[..., Path]) -> None:
-        tasks = make(str(own_file()))
-        assert tasks._helper is not None
-        child = tasks._helper._child
-        assert child is not None
-        process = child._process
-        del child
-        assert process.poll() is None
-        del tasks
-        assert process.wait(10) is not None
-
-    def test_a_question_that_is_never_made(self, own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(helper, "ITEM_SECONDS", 0.5)
-        source = "def question(seed, index):\n    while index == 3:\n        pass\n    return f'{seed} {index}', 'a'\n"
-        tasks = make(str(own_file(source)), held_out_per_task=0)
-        assert len({question.text_id for question in tasks.draw(6)}) == 6
-        assert tasks.counters == {"question_timeout": 1}
-        with pytest.raises(BadRollout, match="unverifiable"):
-            tasks.verify(published(dataclasses.replace(tasks.draw(1)[0], index=3), tagged("a")))
         tasks.close()

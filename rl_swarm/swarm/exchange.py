@@ -4,7 +4,8 @@ Gathering reads the files of the window in an order drawn from the node's genera
 J files were looked into (so that a batch is not all of one peer), or the budget of peers and seconds is spent. Its cost follows
 J, not the number of peers or of files: peers take turns, each within its quota. A peer's bad file is counted, set aside and
 skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
-once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument.
+once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument; it is told
+how many seconds the peer has left, and refuses what takes longer.
 
 Every file's place in that order is drawn for itself, so that one which turns up later seldom moves another: what is read ahead
 while the node generates is then mostly what `gather` wants, and reading ahead changes nothing but the moment of a read.
@@ -65,7 +66,7 @@ class Exchange:
         store: Store,
         layout: Layout,
         publisher: Publisher,
-        verify: Callable[[Rollout], Rollout],
+        verify: Callable[[Rollout, float], Rollout],
         clock: Clock,
         settings: ExchangeSettings,
         quarantine: Path | None = None,
@@ -307,7 +308,7 @@ class Exchange:
         try:
             if not GROUP_LIMITS[0] <= len(rollout.completions) <= self.settings.most_completions:
                 raise BadRollout("group_size", str(len(rollout.completions)))
-            verified = self.verify(rollout)
+            verified = self.verify(rollout, allowance.seconds)
         finally:
             seconds = self.clock.monotonic() - began
             self.verify_seconds += seconds

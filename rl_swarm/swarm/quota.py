@@ -6,7 +6,7 @@ FILES = 32
 UNREADY = 4  # files that were not there or not whole: each costs the store's retries
 BYTES = 16 << 20
 ROLLOUTS = 128
-CHECKING_SECONDS = 10.0
+CHECKING_SECONDS = 10.0  # kept inside a rollout, too: one that takes longer than what is left is given up
 
 
 @dataclass

@@ -2,14 +2,16 @@
 
     spec.py        the TASKS setting: presets, grammar, canonical text; light
     questions.py   Tasks: a node's stream, the held-out set, verifying peers
-    bench.py       make one question, judge one answer, in this process
-    gates.py       which answers a verifier that executes them may be given
-    helper.py      the same bench in another process, with a deadline
+    helper.py      the node's end of a helper process: deadlines, restarts, sharing
+    serving.py     the helper's end: memory limit, silence, one line in, lines out
+    bench.py       make one question, judge one answer; runs inside the helper
+    gates.py       which answers a verifier may be given
     levels.py      a task's difficulty levels
 
-Importing this package is cheap: reasoning_gym is loaded when a Tasks is made.
+Importing this package is cheap, and a node never imports reasoning_gym: its helper does.
 """
 
+from rl_swarm.tasks.helper import warm_up
 from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, Tasks, parsed_answer
 from rl_swarm.tasks.spec import PRESETS, TaskSpec, canonical, parse_tasks, tasks_of, tasks_version
 
@@ -23,4 +25,5 @@ __all__ = [
     "parsed_answer",
     "tasks_of",
     "tasks_version",
+    "warm_up",
 ]

@@ -1,7 +1,7 @@
-"""Make one question and judge one answer, in this process: a thin layer over reasoning-gym and over own tasks.
+"""Make one question and judge one answer: a thin layer over reasoning-gym and over own tasks.
 
-It guards against verifiers that execute an answer, raise, or pay for nonsense. It does not guard against code that never
-returns: tasks outside `QUICK` are given to `helper.py`, which runs this same bench in another process.
+Guards against verifiers that execute an answer, raise, or pay for nonsense. Does not guard against code that never returns or
+takes all memory, so a node never runs a bench in its own process: `serving.py` runs it in a helper.
 """
 
 import contextlib
@@ -17,20 +17,11 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rl_swarm.errors import ConfigError
+from rl_swarm.rollout import LONGEST_TEXT
 from rl_swarm.tasks.gates import gate_for
 from rl_swarm.tasks.spec import PRESETS, TaskSpec, nearest
 
 BLOCK = 500  # questions under one seed: reasoning-gym's default size, since some tasks' items change with another size
-
-# Tasks whose generator and verifier were read (0.1.25): both end soon on any seed and on any admitted answer of limited length,
-# and neither depends on PYTHONHASHSEED. Every other task pays about 0.1 ms a call to run in the helper process.
-# fmt: off
-QUICK = frozenset((
-    "ab", "arc_1d", "base_conversion", "basic_arithmetic", "bf", "binary_matrix", "calendar_arithmetic", "chain_sum",
-    "count_bits", "count_primes", "decimal_arithmetic", "decimal_chain_sum", "fraction_simplification", "gcd", "lcm",
-    "leg_counting", "letter_counting", "products", "propositional_logic", "spell_backward",
-))
-# fmt: on
 
 # Nonsense that no question asks for, in the shapes that verifiers parse. What a verifier pays for one of these is its floor.
 _NONSENSE = ("¤", "-1000000007", "-1000000007/998244353", "[]", "{}")
@@ -85,11 +76,15 @@ class Bench:
     def _make(self, number: int, seed: int, index: int) -> Item:
         with decimal.localcontext(decimal.DefaultContext):  # decimal_arithmetic sets the precision for whoever comes next
             try:
-                return self._sources[number].make(seed, index)
+                item = self._sources[number].make(seed, index)
             except CannotMake:
                 raise
             except Exception as error:  # the generator's own failure: this question does not exist, others do
-                raise CannotMake("question_raised", repr(error)) from error
+                raise CannotMake("question_raised", repr(error)[:200]) from error
+        longest = max(len(item.prompt), len(item.answer or ""))
+        if longest > LONGEST_TEXT:
+            raise CannotMake("question_too_long", f"{longest} characters")
+        return item
 
     def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
         """Score one answer by the task's own verifier, less what that verifier pays for nonsense."""
@@ -99,11 +94,13 @@ class Bench:
             answer = key  # surrounding spaces were stripped from the answer, so they are no part of the comparison
         if len(answer) > 2000 + 4 * len(key or ""):
             return Verdict(0.0, "answer_too_long")
-        if not source.admits(answer):
+        if answer != key and not source.admits(answer):
             return Verdict(0.0)  # not counted: most of what is stopped is a sentence where a value was wanted
         with decimal.localcontext(decimal.DefaultContext):
             try:
                 score = float(source.raw_score(item, answer))
+            except MemoryError:
+                return Verdict(0.0, "scorer_memory")
             except Exception:  # the verifier's own failure on this text: it costs the completion, not the run
                 return Verdict(0.0, "scorer_raised")
             if not 0 <= score <= 1 + 1e-6:  # or not a number; clamping would pay a broken scale in full

@@ -1,11 +1,15 @@
-"""What text a verifier may be given. Answers come from peers, and several of reasoning-gym's verifiers execute them.
+"""Decide which answers a verifier may be given. Answers come from peers; some of reasoning-gym's verifiers execute or unfold them.
 
 Nine verifiers call `eval` on the answer or sympy's `parse_expr`, which ends in `eval` (binary_matrix is one of the paper's nine
 tasks): `<answer>__import__("os").system("…")</answer>` would run on every node that scores it. So before a verifier sees
 an answer, its code is searched for such calls, and where one is found, only text that denotes a value gets through.
+
+Others do work that grows exponentially with a short answer: `9**9**9`, `1e3200000` as a fraction, `R99999999` as moves of a cube,
+a formula over 58 names. Their gates refuse what no right answer needs. The helper's deadline and memory limit catch the rest.
 """
 
 import ast
+import math
 import re
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -14,17 +18,19 @@ from typing import Any
 Gate = Callable[[str], bool]
 
 _EVALUATORS = frozenset(("eval", "exec", "parse_expr", "sympify"))
-_WORDS_ONLY = re.compile(r"[\w\s,]*")
+_WIDE = re.compile(r"[eE][-+]?[\d_]{4,}")  # an exponent that stands for more than a thousand digits; \d is any script's digit
+_PLAIN_WORDS = re.compile(r"[A-Z0-9_\s,]*")  # in lower case the verifier's own variables would be read, such as oracle_answer
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
+_REDUCIBLE = re.compile(r"¬A|A[∧∨→↔]A|\(A\)")
 _EXPRESSION = re.compile(r"[A-Za-z0-9\s.+\-*/^(),]*")
-_ATTRIBUTE = re.compile(r"[A-Za-z)]\s*\.|\.\s*[A-Za-z(]")
-_FUNCTION = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs|pi")
+_LARGEST_POWER = 1000
+_LARGEST_BITS = 100_000
 
 
 def gate_for(name: str, verifier_class: type) -> Gate:
     """The gate before `verifier_class.score_answer` of the task `name`."""
-    if name == "propositional_logic":
-        return is_formula
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     called = _reachable(verifier_class.score_answer, verifier_class, set())  # type: ignore[attr-defined]
     if called & {"parse_expr", "sympify"}:
         return is_expression
@@ -36,8 +42,8 @@ def is_anything(answer: str) -> bool:
 
 
 def is_literal(answer: str) -> bool:
-    """Words without any operator, or a Python literal: evaluating it calls nothing, and ends."""
-    if _WORDS_ONLY.fullmatch(answer):
+    """Words in capitals without any operator, or a Python literal: evaluating it calls nothing, and ends."""
+    if _PLAIN_WORDS.fullmatch(answer):
         return True
     try:
         ast.literal_eval(answer)
@@ -46,20 +52,114 @@ def is_literal(answer: str) -> bool:
     return True
 
 
-def is_expression(answer: str) -> bool:
-    """Arithmetic over numbers, one-letter variables and school functions: no attribute, text or name that leads further."""
-    words = re.findall(r"[A-Za-z]+", answer)
-    return (
-        _EXPRESSION.fullmatch(answer) is not None
-        and _ATTRIBUTE.search(answer) is None
-        and all(len(word) == 1 or _FUNCTION.fullmatch(word) for word in words)
-    )
-
-
 def is_formula(answer: str) -> bool:
-    """propositional_logic tries all 2^n values of the n names in an answer, of which it checks only the capital letters, and reads
-    it in quadratic time: 2,000 signs of negation took 6 s, 300 take 0.1 s."""
-    return len(answer) <= 300 and _FORMULA.fullmatch(answer) is not None
+    """A well-formed formula whose names are single letters, as in every question: propositional_logic tries all 2^n values of the n
+    names, and takes `AA`, `(A` or `A B` for further names. It reads in quadratic time: 300 signs take 0.1 s, 2,000 took 6 s."""
+    if len(answer) > 300 or not _FORMULA.fullmatch(answer):
+        return False
+    reduced = re.sub(r"[A-Z]", "A", re.sub(r"\s", "", answer))
+    while (shorter := _REDUCIBLE.sub("A", reduced)) != reduced:
+        reduced = shorter
+    return reduced == "A"
+
+
+def is_narrow(answer: str) -> bool:
+    """No exponent of more than three digits: `Fraction` writes all digits of 1e3200000 out."""
+    return _WIDE.search(answer) is None
+
+
+def has_counts_below(limit: int) -> Gate:
+    """Moves that are repeated fewer than `limit` times each, a power of ten: verifiers carry them out one by one."""
+    longer = re.compile(rf"\d{{{len(str(limit))},}}")
+    return lambda answer: longer.search(answer) is None
+
+
+def is_expression(answer: str) -> bool:
+    """Arithmetic over numbers, variables such as x or C1 and school functions, with an exact value of bounded size.
+
+    No attribute, text or name that leads further, since sympy evaluates it; and no power beyond `_LARGEST_POWER`, since sympy
+    carries powers of numbers out when it reads them.
+    """
+    if not _EXPRESSION.fullmatch(answer) or not is_narrow(answer):
+        return False
+    try:
+        _measure(ast.parse(answer.strip(), mode="eval").body, math.inf)
+    except (_Unfit, SyntaxError, ValueError, OverflowError, ZeroDivisionError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+class _Unfit(Exception):
+    """An expression that is no arithmetic, or too large."""
+
+
+_CONSTANTS = {"pi": math.pi, "E": math.e}
+_UNFOLDING: dict[str, Callable[[float], float]] = {"exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh}
+_VALUED: dict[str, Callable[[float], float]] = {**_UNFOLDING, "sqrt": lambda value: math.sqrt(abs(value)), "abs": abs, "Abs": abs}
+_VARIABLE = re.compile(r"[A-Za-z][0-9]*")
+_FUNCTION = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs")
+
+
+def _measure(node: ast.expr, largest: float) -> tuple[float | None, float]:
+    """The value of an expression, None where it depends on a variable, and about how many bits its exact form takes.
+
+    `largest` bounds every number in it: the parts of an exponent must be small even where the exponent as a whole is not known.
+    """
+    value: float | None
+    bits: float
+    match node:
+        case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
+            value, bits = abs(number), number.bit_length() if isinstance(number, int) else 64.0
+        case ast.Name(id=name) if name in _CONSTANTS or _VARIABLE.fullmatch(name):
+            value, bits = _CONSTANTS.get(name), 1.0
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            value, bits = _measure(operand, largest)
+            value = -value if value is not None and isinstance(node.op, ast.USub) else value
+        case ast.BinOp():
+            value, bits = _measure_pair(node, largest)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if args and _FUNCTION.fullmatch(name):
+            inner = [_measure(each, _LARGEST_POWER if name in _UNFOLDING else largest) for each in args]
+            bits = sum(each[1] for each in inner)
+            value = _VALUED[name](inner[0][0]) if name in _VALUED and inner[0][0] is not None else None
+        case _:
+            raise _Unfit
+    if bits > _LARGEST_BITS or (value is not None and not abs(value) <= min(largest, 1e308)):
+        raise _Unfit
+    return value, bits
+
+
+def _measure_pair(node: ast.BinOp, largest: float) -> tuple[float | None, float]:
+    power = isinstance(node.op, ast.Pow)
+    left, left_bits = _measure(node.left, largest)
+    right, right_bits = _measure(node.right, min(largest, _LARGEST_POWER) if power else largest)
+    bits = right_bits + (left_bits * max(1.0, abs(right or 1.0)) if power else left_bits + 1)
+    if left is None or right is None:
+        return None, bits
+    match node.op:
+        case ast.Add():
+            return left + right, bits
+        case ast.Sub():
+            return left - right, bits
+        case ast.Mult():
+            return left * right, bits
+        case ast.Div():
+            return left / right, bits
+        case ast.FloorDiv():
+            return left // right, bits
+        case ast.Pow():
+            return abs(left) ** right, bits
+        case ast.BitXor():
+            return abs(left) + abs(right), bits
+        case _:
+            raise _Unfit
+
+
+_BY_NAME: dict[str, Gate] = {
+    "coin_flip": is_narrow,
+    "propositional_logic": is_formula,
+    "rubiks_cube": has_counts_below(10),
+    "rush_hour": has_counts_below(100),
+}
 
 
 def _reachable(function: FunctionType, owner: type, seen: set[FunctionType]) -> set[str]:

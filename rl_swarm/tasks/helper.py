@@ -1,200 +1,347 @@
-"""Run a bench in another process, where code that never returns can be ended.
+"""Make questions and judge answers in another process, where code that never returns or takes all memory can be ended.
 
 sympy on `9**9**9**9`, a puzzle solver on an unlucky seed and an own task with an endless loop hold the interpreter: no thread and
-no Python signal handler gets through to them, and SIGALRM is neither there on Windows nor usable off the main thread. A
-process with a deadline can always be killed. It lives on between calls, so a call costs a line down a pipe and a line back.
+no Python signal handler gets through to them. A process with a deadline can always be killed. All answers to a question are sent at
+once and the verdicts come back one by one, each with a deadline of its own.
 
-The helper starts with PYTHONHASHSEED=0: some of reasoning-gym's generators walk through sets of words, and peers must arrive
-at the same question. It is a guard against accidents, no sandbox: what it may be given is decided by `gates.py`.
+One loader a process imports reasoning-gym and forks the helpers; the node never imports it. They run with PYTHONHASHSEED=0: some of
+reasoning-gym's generators walk through sets of words, and peers must arrive at the same question. All `Tasks` of a process with the
+same specs share a helper, which ends with the last of them. The loader ends with the process.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
-import queue
-import signal
+import select
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
 import rl_swarm
-from rl_swarm.errors import ConfigError
-from rl_swarm.tasks.bench import Bench, CannotMake, Item, Verdict
+from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.tasks.bench import CannotMake, Item, Verdict
+from rl_swarm.tasks.serving import ITEM_SECONDS, JUDGE_SECONDS, ORDER, START_SECONDS, Reply
 from rl_swarm.tasks.spec import TaskSpec
+from rl_swarm.text import visible
 
-START_SECONDS = 300.0
-ITEM_SECONDS = 20.0
-JUDGE_SECONDS = 5.0
-MEMORY_BYTES = 4 << 30
+HANGS_FORGIVEN = 2  # in one group of answers; the rest of it is worth 0, unread
+RESTARTS = 3
+REPLY_BYTES = 8 << 20  # several times the longest question and its answer, escaped
+LOOK_SECONDS = 0.2
+EXIT_SECONDS = 0.3
 
-Reply = dict[str, Any]
+# Python puts the current folder first on the path of a program given like this, and it may be one that strangers write to.
+PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from rl_swarm.tasks.serving import load; load()"
 
 
 class Gone(Exception):
-    """The helper gave no reply: it was `hung` and has been killed, or it died by itself."""
+    """The helper gave no reply: it `hung` and has to be killed, or it died by itself."""
 
     def __init__(self, hung: bool) -> None:
         super().__init__("hung" if hung else "died")
         self.hung = hung
 
 
+class TooSlow(Exception):
+    """The caller's seconds were over before the last reply."""
+
+
 class Helper:
-    """A bench behind a pipe: `item` and `judge` as in Bench, started at once and again after every failure."""
+    """A bench behind pipes, for any thread. Loads its tasks at once, and again after every failure."""
 
     def __init__(self, specs: Sequence[TaskSpec]) -> None:
-        self._specs = [dataclasses.asdict(spec) for spec in specs]
-        self._seconds = {"item": ITEM_SECONDS, "judge": JUDGE_SECONDS}
+        self._specs = _line([dataclasses.asdict(spec) for spec in specs])
         self._lock = threading.Lock()
         self._child: _Child | None = None
-        self._ready: tuple[int, int, int] | None = None
-        with self._lock:
-            self._start()
+        self._start()
 
-    def item(self, number: int, seed: int, index: int) -> Item:
-        try:
-            reply = self._ask("item", number, seed, index)
-        except Gone as gone:
-            raise CannotMake("question_timeout" if gone.hung else "question_raised", f"the helper {gone}") from None
+    def item(self, number: int, seed: int, index: int, seconds: float = math.inf) -> Item:
+        """Make a question; raise CannotMake, or TooSlow after so many seconds."""
+        with self._turn():
+            reply = self._make(number, seed, index, [], time.monotonic() + seconds)
         if "problem" in reply:
             raise CannotMake(reply["problem"], reply["detail"])
         return Item(reply["prompt"], reply["answer"], {})
 
-    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
+    def judge(self, number: int, seed: int, index: int, answers: Sequence[str], seconds: float = math.inf) -> list[Verdict]:
+        """Judge all answers to one question; raise TooSlow after so many seconds. A verifier's failure is a verdict of 0."""
+        verdicts: list[Verdict] = []
+        hangs = 0
+        with self._turn():
+            deadline = time.monotonic() + seconds
+            while len(verdicts) < len(answers) and hangs < HANGS_FORGIVEN:
+                try:
+                    for verdict in self._judge(number, seed, index, answers[len(verdicts) :], deadline):
+                        verdicts.append(verdict)
+                except Gone as gone:
+                    hangs += gone.hung
+                    verdicts.append(Verdict(0.0, "scorer_timeout" if gone.hung else "scorer_raised"))
+        return verdicts + [Verdict(0.0, "scorer_timeout")] * (len(answers) - len(verdicts))
+
+    def _judge(self, number: int, seed: int, index: int, answers: Sequence[str], deadline: float) -> Iterator[Verdict]:
+        """Yield a verdict an answer, or fewer if the helper had to be replaced after one."""
+        problem = self._make(number, seed, index, answers, deadline).get("problem")
+        for _ in answers:
+            if problem:
+                yield Verdict(0.0, problem)
+                continue
+            reply = self._reply(JUDGE_SECONDS, deadline)
+            swollen = reply.pop("swollen")
+            yield Verdict(**reply)
+            if swollen:
+                self._replace()
+                return
+
+    def _make(self, number: int, seed: int, index: int, answers: Sequence[str], deadline: float) -> Reply:
+        """Have a question made, to which the answers will be judged, and return it or the problem."""
+        assert self._child is not None
         try:
-            if self._ready != (number, seed, index):
-                self.item(number, seed, index)  # so that making the question again is not held against the verifier
-                self._ready = (number, seed, index)
-            return Verdict(**self._ask("judge", number, seed, index, answer))
-        except CannotMake as error:
-            return Verdict(0.0, error.problem)
+            self._child.send(_line([number, seed, index, answers]), impatient=not answers)
+            reply = self._reply(ITEM_SECONDS, deadline)
         except Gone as gone:
-            return Verdict(0.0, "scorer_timeout" if gone.hung else "scorer_raised")
+            return {"problem": "question_timeout" if gone.hung else "question_raised", "detail": f"the helper {gone}"}
+        if reply.get("swollen"):
+            self._replace()
+        return reply
 
-    def close(self) -> None:
-        with self._lock:
-            self._stop()
+    def _reply(self, most_seconds: float, deadline: float) -> Reply:
+        assert self._child is not None
+        left = deadline - time.monotonic()
+        try:
+            return self._child.reply(min(left, most_seconds))
+        except Gone as gone:
+            if gone.hung and left < most_seconds:
+                raise TooSlow from None
+            self._replace()
+            raise
 
-    def _ask(self, what: str, *arguments: Any) -> Reply:
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be alone with a helper that runs. A reply that was not waited for must not be taken for the next one's."""
         with self._lock:
-            child = self._child or self._start()
             try:
-                return child.ask([what, self._seconds[what], *arguments], self._seconds[what])
-            except BaseException:  # also an interrupt: the reply to this request must not be taken for the next one's
+                if self._child is None or not self._child.idle:
+                    self._replace()
+                yield
+            except TooSlow:
+                self._replace()
+                raise
+            except BaseException:  # also an interrupt
                 self._stop()
                 raise
 
-    def _start(self) -> "_Child":
-        self._child = _Child()
+    def _replace(self) -> None:
+        """Start another helper and wait for it here, so that whoever made this one hang pays for that time, too."""
+        for attempt in range(RESTARTS):
+            self._stop()
+            try:
+                self._start()
+                return
+            except ConfigError as error:
+                failure = error
+                time.sleep(attempt)
+        raise SwarmError(f"the tasks were loaded once and cannot be loaded again: {failure}")
+
+    def _start(self) -> None:
+        child = _Child()
         try:
-            reply = self._child.ask(self._specs, START_SECONDS)
+            child.send(self._specs, impatient=True)
+            reply = child.reply(START_SECONDS)
         except Gone as gone:
-            self._stop()
-            raise ConfigError(f"TASKS needs a helper process, which {gone} at its start: run a task alone to see why") from None
+            raise ConfigError(
+                f"TASKS needs a helper process, which {gone} at its start{child.explanation()}: run 'rl-swarm doctor'"
+            ) from None
         if "config_error" in reply:
-            self._stop()
             raise ConfigError(reply["config_error"])
-        return self._child
+        self._child = child
 
     def _stop(self) -> None:
-        self._ready = None
         if self._child is not None:
             self._child.end()
             self._child = None
 
 
 class _Child:
-    """One process, its pipes, and the thread that reads its replies so that waiting for one can time out."""
+    """One helper seen from the node: its pipes, with what is not yet written and not yet read."""
+
+    _numbers = count()
+
+    def __init__(self) -> None:
+        self._loader = _running_loader()
+        number = next(self._numbers)
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        self._done, done = os.pipe()
+        ours = (self._requests, self._replies, self._done)
+        self.end = weakref.finalize(self, _end_child, self._loader, number, ours)
+        self._loader.start(number, (requests, replies, done))
+        for pipe in (requests, replies, done):
+            os.close(pipe)
+        for pipe in ours:
+            os.set_blocking(pipe, False)
+        self._unsent, self._received = b"", bytearray()
+        self._poll = select.poll()
+        self._poll.register(self._done, select.POLLIN)
+
+    @property
+    def idle(self) -> bool:
+        """Alive, and with nothing left to say."""
+        with contextlib.suppress(Gone):
+            self._read()
+            return not self._received
+        return False
+
+    def send(self, request: bytes, impatient: bool = False) -> None:
+        """Begin to send; `reply` sends the rest. Who is impatient is woken by every reply, others by the last of them.
+
+        To be woken costs more than a verdict. Whoever waits for many still sees every `LOOK_SECONDS` how far the helper is."""
+        if impatient:
+            self._poll.register(self._replies, select.POLLIN)
+        else:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._replies)
+        self._unsent += request
+        self._write()
+
+    def reply(self, seconds: float) -> Reply:
+        """The next reply; raise Gone if there is none by then."""
+        deadline = time.monotonic() + seconds
+        while (end := self._received.find(b"\n")) < 0:
+            left = deadline - time.monotonic()
+            ready = dict(self._poll.poll(math.ceil(max(0.0, min(left, LOOK_SECONDS)) * 1000)))
+            if self._requests in ready:
+                self._write()
+            self._read()
+            if left <= 0 and b"\n" not in self._received:
+                raise Gone(hung=True)
+        reply: Reply = json.loads(self._received[:end])
+        del self._received[: end + 1]
+        return reply
+
+    def _write(self) -> None:
+        try:
+            self._unsent = self._unsent[os.write(self._requests, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            raise Gone(hung=False) from None
+        if self._unsent:
+            self._poll.register(self._requests, select.POLLOUT)
+        else:
+            with contextlib.suppress(KeyError):  # mostly all was written at once
+                self._poll.unregister(self._requests)
+
+    def _read(self) -> None:
+        """Take what has come; raise Gone only if nothing has and nothing will."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._done, 1 << 10)
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._replies, 1 << 16)
+            self._received += data
+            if not data or len(self._received) > REPLY_BYTES:
+                raise Gone(hung=False)
+
+    def explanation(self) -> str:
+        return self._loader.explanation()
+
+
+def _end_child(loader: "_Loader", number: int, pipes: tuple[int, ...]) -> None:
+    for pipe in pipes:
+        os.close(pipe)
+    loader.stop(number)
+
+
+class _Loader:
+    """The process that forks helpers, seen from the node. It starts in the background; orders wait until it has loaded."""
 
     def __init__(self) -> None:
         root = str(Path(rl_swarm.__file__).parents[1])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from rl_swarm.tasks.helper import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        self._requests, output = cast("tuple[IO[bytes], IO[bytes]]", (self._process.stdin, self._process.stdout))
-        self._replies = queue.SimpleQueue[bytes]()
-        reader = threading.Thread(target=_read, args=(output, self._replies), name="tasks-helper", daemon=True)
-        reader.start()
-        self.end = weakref.finalize(self, _end, self._process, reader, (self._requests, output))
+        self._orders, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process that writes to it
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._output,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the node, which ends its helpers when it is done with them
+            )
+        self.end = weakref.finalize(self, _end_loader, self._process, self._orders, self._output)
 
-    def ask(self, request: Any, seconds: float) -> Reply:
-        try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
-            self._requests.flush()
-            reply = self._replies.get(timeout=seconds)
-        except queue.Empty:
-            raise Gone(hung=True) from None
-        except (BrokenPipeError, OSError):
-            raise Gone(hung=False) from None
-        if not reply:
-            raise Gone(hung=False)
-        answer: Reply = json.loads(reply)
-        return answer
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
 
+    def start(self, number: int, pipes: Sequence[int]) -> None:
+        """Have a helper forked that has the other ends of its pipes. If the loader has died, they just close."""
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._orders, [ORDER.pack(True, number)], pipes)
 
-def _read(pipe: IO[bytes], replies: "queue.SimpleQueue[bytes]") -> None:
-    for line in iter(pipe.readline, b""):
-        replies.put(line)
-    replies.put(b"")
+    def stop(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it has died, or has been ended before: its helpers are gone or about to go
+            self._orders.sendall(ORDER.pack(False, number))
 
-
-def _end(process: subprocess.Popen[bytes], reader: threading.Thread, pipes: tuple[IO[bytes], ...]) -> None:
-    """Kill the process and take away what it leaves: a zombie, a thread and two pipes."""
-    process.kill()
-    process.wait()
-    reader.join()
-    for pipe in pipes:
-        with contextlib.suppress(OSError):  # what was not yet written to a process that is no more
-            pipe.close()
+    def explanation(self) -> str:
+        """Why it died, as far as that is known: its exit code and its last line."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            self._output.seek(0)
+            lines = self._output.read()[-2000:].decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "no output")
+            return f" (exit code {code}: {visible(last)[:300]})"
+        return ""
 
 
-def serve() -> None:
-    """The life of the helper: tasks on the first line, then a question or a verdict a line, until the pipe closes."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever tasks print goes to stderr and not between the replies
-    _limit_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends its helper when it is done with it
+def _end_loader(process: subprocess.Popen[bytes], orders: socket.socket, output: IO[bytes]) -> None:
+    """Tell it to end its helpers and itself; while it still loads it does not listen."""
+    orders.close()
     try:
-        bench = Bench([TaskSpec(**each) for each in json.loads(sys.stdin.readline())])
-    except ConfigError as error:
-        print(json.dumps({"config_error": str(error)}), file=replies, flush=True)
-        return
-    print(json.dumps({}), file=replies, flush=True)
-    for line in sys.stdin:
-        what, seconds, *arguments = json.loads(line)
-        _die_after(seconds + 2)
-        reply = _item(bench, *arguments) if what == "item" else dataclasses.asdict(bench.judge(*arguments))
-        _die_after(0)
-        print(json.dumps(reply), file=replies, flush=True)
+        process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    output.close()
 
 
-def _item(bench: Bench, number: int, seed: int, index: int) -> Reply:
-    try:
-        item = bench.item(number, seed, index)
-    except CannotMake as error:
-        return {"problem": error.problem, "detail": error.detail}
-    return {"prompt": item.prompt, "answer": item.answer}
+_loader: _Loader | None = None
+_helpers: "weakref.WeakValueDictionary[bytes, Helper]" = weakref.WeakValueDictionary()
+_lock = threading.RLock()
 
 
-def _die_after(seconds: float) -> None:
-    """Let the system end this process if the node that would kill it is gone; without a handler no Python code has to run."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+def warm_up() -> None:
+    """Begin to load reasoning-gym in the background, for whoever will need it in some seconds."""
+    _running_loader()
 
 
-def _limit_memory() -> None:
-    """Numbers of a hundred million digits should fail here and not take the machine's memory; only POSIX can say so."""
-    try:
-        import resource
-    except ModuleNotFoundError:
-        return
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard), hard))
+def _running_loader() -> _Loader:
+    global _loader
+    with _lock:
+        if _loader is None or not _loader.running:
+            _loader = _Loader()
+        return _loader
+
+
+def shared_helper(specs: Sequence[TaskSpec]) -> Helper:
+    """The helper of these specs in this process; it ends when nobody holds it any more."""
+    key = _line([dataclasses.asdict(spec) for spec in specs])
+    with _lock:
+        helper = _helpers.get(key)
+        if helper is None:
+            _helpers[key] = helper = Helper(specs)
+        return helper
+
+
+def _line(content: object) -> bytes:
+    return json.dumps(content).encode() + b"\n"

@@ -6,37 +6,30 @@ known by its text. Nothing a peer claims is believed: not the prompt, not the an
 """
 
 import dataclasses
+import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.randomness import key as derive
-from rl_swarm.rollout import LONGEST_TEXT, Question, Rollout
-from rl_swarm.tasks.bench import BLOCK, QUICK, Bench, CannotMake, Item, Verdict
-from rl_swarm.tasks.helper import Helper
+from rl_swarm.rollout import Question, Rollout
+from rl_swarm.tasks.bench import BLOCK, CannotMake
+from rl_swarm.tasks.helper import Helper, TooSlow, shared_helper
 from rl_swarm.tasks.spec import TaskSpec
 
 HELD_OUT_PER_TASK = 16
 REMEMBERED = 2048  # texts lately drawn, so that a small task repeats itself only when it has run out
 _FRESH_TRIES = 8
 _MOST_TRIES = 1000
-_HANGS_FORGIVEN = 2
 
 
 def parsed_answer(text: str) -> str | None:
     """What stands between the last `<answer>` that is closed and its `</answer>`, without surrounding spaces."""
     start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
     return None if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)].strip()
-
-
-class _Maker(Protocol):
-    """Bench in this process, or Helper in another."""
-
-    def item(self, number: int, seed: int, index: int) -> Item: ...
-
-    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict: ...
 
 
 class Tasks:
@@ -49,17 +42,9 @@ class Tasks:
         self.counters: Counter[str] = Counter()
         self._origin = (seed, node_id)
         self._bounds = list(accumulate(spec.weight for spec in self.specs))
-        quick = [spec for spec in self.specs if spec.path is None and spec.name in QUICK]
-        other = [spec for spec in self.specs if spec not in quick]
-        self._helper = Helper(other) if other else None
-        bench = Bench(quick)
-        self._makers: list[tuple[_Maker, int]] = [
-            (bench, quick.index(spec)) if spec in quick or self._helper is None else (self._helper, other.index(spec))
-            for spec in self.specs
-        ]
+        self._shared: Helper | None = shared_helper(self.specs)
         self._held_out_per_task = held_out_per_task
         self._held_out: dict[str, Question] | None = None
-        self._hangs: Counter[str] = Counter()
         self._position = 0
         self._drawn = {spec.key: 0 for spec in self.specs}
         self._recent: dict[str, None] = {}
@@ -80,53 +65,67 @@ class Tasks:
 
     def score(self, question: Question, text: str) -> float:
         """What the task's own verifier pays for the answer in `text`: 0 to 1, and 0 where there is none. Never raises or hangs."""
-        answer, number = parsed_answer(text), self._number(question)
-        if answer is None:
-            return 0.0
-        if number is None:
-            self.counters["unknown_question"] += 1
-            return 0.0
-        if self._hangs[question.text_id] >= _HANGS_FORGIVEN:  # whoever makes verifiers hang pays with the rest of the group
-            self.counters["scorer_timeout"] += 1
-            return 0.0
-        maker, place = self._makers[number]
-        try:
-            verdict = maker.judge(place, question.seed, question.index, answer)
-        except CannotMake as error:
-            verdict = Verdict(0.0, error.problem)
-        if verdict.problem:
-            self.counters[verdict.problem] += 1
-        if verdict.problem == "scorer_timeout":
-            self._hangs[question.text_id] += 1
-        return verdict.score
+        return self.score_all(question, [text])[0]
 
-    def verify(self, rollout: Rollout) -> Rollout:
-        """A peer's rollout as we see it: the same question made here, our answer key, our scores; or BadRollout."""
-        asked = rollout.question
+    def score_all(self, question: Question, texts: Sequence[str], seconds: float = math.inf) -> list[float]:
+        """Score a whole group of completions at once; raise TooSlow, with nothing scored, if that takes longer than `seconds`."""
+        answers = {place: answer for place, text in enumerate(texts) if (answer := parsed_answer(text)) is not None}
+        scores = [0.0] * len(texts)
+        if not answers:
+            return scores
+        number = self._number(question)
+        if number is None:
+            self.counters["unknown_question"] += len(answers)
+            return scores
+        verdicts = self._helper.judge(number, question.seed, question.index, list(answers.values()), seconds)
+        for place, verdict in zip(answers, verdicts, strict=True):
+            scores[place] = verdict.score
+            if verdict.problem:
+                self.counters[verdict.problem] += 1
+        return scores
+
+    def verify(self, rollout: Rollout, seconds: float = math.inf) -> Rollout:
+        """A peer's rollout as we see it: the same question made here, our answer key, our scores; or BadRollout.
+
+        One that takes longer than `seconds` to check is refused as a whole: there is no such thing as half a group."""
+        began = time.monotonic()
+        try:
+            question = self._make_again(rollout.question, seconds)
+            texts = [done.text for done in rollout.completions]
+            scores = self.score_all(question, texts, began + seconds - time.monotonic())
+        except TooSlow:
+            raise BadRollout("slow_to_check", f"{rollout.question.task} took longer than {seconds:.1f} s") from None
+        scored = [dataclasses.replace(done, reward=score) for done, score in zip(rollout.completions, scores, strict=True)]
+        return dataclasses.replace(rollout, question=question, completions=tuple(scored))
+
+    def _make_again(self, asked: Question, seconds: float) -> Question:
         if asked.task is None:
             raise BadRollout("unverifiable", "the question names no task that could make it again")
         number = self._number(asked)
         if number is None:
             raise BadRollout("task_not_allowed", f"{asked.task[:80]!r} with this config is none of the experiment's tasks")
         try:
-            question = self._make(number, asked.seed, asked.index)
+            question = self._make(number, asked.seed, asked.index, seconds)
         except CannotMake as error:
             raise BadRollout("unverifiable", str(error)[:200]) from None
         if question.prompt != asked.prompt:
             raise BadRollout("prompt_mismatch", f"{asked.task} seed {asked.seed} index {asked.index} is another question here")
         if question.text_id in self._held_out_texts():
             raise BadRollout("held_out", f"{asked.task} seed {asked.seed} index {asked.index} is for measuring only")
-        scored = [dataclasses.replace(done, reward=self.score(question, done.text)) for done in rollout.completions]
-        return dataclasses.replace(rollout, question=question, completions=tuple(scored))
+        return question
 
     def held_out(self) -> list[Question]:
         """Questions that nobody trains on: the same for every node and seed of an experiment."""
         return list(self._held_out_texts().values())
 
     def close(self) -> None:
-        """End the helper process, if the tasks needed one. Otherwise it ends with this object or this process."""
-        if self._helper is not None:
-            self._helper.close()
+        """Let go of the helper, which ends if no other Tasks uses it. Without this call it ends with this object or process."""
+        self._shared = None
+
+    @property
+    def _helper(self) -> Helper:
+        assert self._shared is not None, "these tasks are closed"
+        return self._shared
 
     def _next(self) -> Question:
         spot = derive("choice", *self._origin, self._position) / 2**63 * self._bounds[-1]
@@ -189,13 +188,10 @@ class Tasks:
         kept = min(wanted, len(made) // 4) if repeats else wanted
         return dict(list(made.items())[:kept])
 
-    def _make(self, number: int, seed: int, index: int) -> Question:
-        maker, place = self._makers[number]
+    def _make(self, number: int, seed: int, index: int, seconds: float = math.inf) -> Question:
         if not (0 <= seed < 2**53 and 0 <= index < 2**53):
             raise CannotMake("question_missing", f"seed {seed}, index {index}")
-        item = maker.item(place, seed, index)
-        if len(item.prompt) > LONGEST_TEXT:
-            raise CannotMake("question_too_long", f"{len(item.prompt)} characters")
+        item = self._helper.item(number, seed, index, seconds)
         spec = self.specs[number]
         return Question(item.prompt, item.answer, spec.name, dict(spec.config), seed, index)
 

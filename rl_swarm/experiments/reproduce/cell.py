@@ -30,7 +30,7 @@ from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.tasks import tasks_version
+from rl_swarm.tasks import tasks_version, warm_up
 from rl_swarm.worker import Stop, Worker
 
 LAYOUT = Layout("reproduce")
@@ -81,6 +81,7 @@ class _Member:
 def run_cell(cell: Cell, after_round: Callable[[int], None] = lambda number: None) -> CellResult:
     """Play every round with every node; the order of the nodes changes from round to round, as it would among machines."""
     began = time.monotonic()
+    warm_up()
     with tempfile.TemporaryDirectory(prefix="reproduce-") as folder, ExitStack() as closing:
         store, members = MemoryStore(), []
         for place in range(cell.arm.nodes):

@@ -1,0 +1,174 @@
+"""The other end of `helper.py`: the loader, a process that loads reasoning-gym once, and the helpers that it forks.
+
+A helper runs a bench for a node until its pipe closes. It is a guard against accidents and against answers that explode, no
+sandbox: `gates.py` decides what a verifier may be given. What tasks print goes nowhere, and they have nothing to read from.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NoReturn
+
+from rl_swarm.errors import ConfigError
+from rl_swarm.tasks.bench import Bench, CannotMake, gym
+from rl_swarm.tasks.spec import TaskSpec
+
+START_SECONDS = 300.0
+ITEM_SECONDS = 20.0
+JUDGE_SECONDS = 5.0
+GRACE_SECONDS = 2.0  # after which a helper ends itself that nobody killed at its deadline: its node is gone
+
+# A GiB above what the tasks take when loaded. No honest question or answer was seen to need a tenth of it, and the helpers of four
+# workers stay within what a machine with 8 GB can spare. Half of it is always free: a helper that has kept more is replaced.
+MEMORY_BYTES = 1 << 30
+KEPT_BYTES = MEMORY_BYTES // 2
+
+ORDER = struct.Struct("!?Q")  # to the loader: start or end, and the number of a helper; to start one, its pipes come with it
+PIPES = 3  # requests, replies, and one for a byte after the last reply to a request
+
+Reply = dict[str, Any]
+
+
+def load() -> None:
+    """The life of the loader: fork a helper for all pipes that come through the socket on stdin, until it closes."""
+    orders = socket.socket(fileno=os.dup(0))
+    _redirect(os.devnull, 0)
+    os.dup2(2, 1)  # stderr is a file, from which a failure to load is explained
+    with contextlib.suppress(ConfigError):  # not installed: a helper that needs it says so
+        gym("factory")
+    gc.collect()
+    gc.freeze()  # leaves memory that is shared with the helpers untouched
+    helpers: dict[int, int] = {}
+    while order := _receive(orders):
+        start, number, pipes = order
+        _bury(helpers)
+        if not start:
+            _kill(helpers, number)
+        elif not (pid := os.fork()):
+            orders.close()
+            _be_helper(*pipes)
+        else:
+            helpers[number] = pid
+        for pipe in pipes:
+            os.close(pipe)
+    for number in list(helpers):
+        _kill(helpers, number)
+
+
+def _receive(orders: socket.socket) -> tuple[bool, int, list[int]] | None:
+    """The next order, or None when the node is gone."""
+    try:
+        message, pipes, _, _ = socket.recv_fds(orders, ORDER.size, PIPES)
+    except ConnectionError:
+        return None
+    if len(message) < ORDER.size:
+        return None
+    start, number = ORDER.unpack(message)
+    return start, number, pipes
+
+
+def _bury(helpers: dict[int, int]) -> None:
+    for number, pid in list(helpers.items()):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            del helpers[number]
+
+
+def _kill(helpers: dict[int, int], number: int) -> None:
+    if pid := helpers.pop(number, None):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _be_helper(requests: int, replies: int, done: int) -> NoReturn:
+    """Serve in this process, which ends here whatever happens."""
+    code = 1
+    try:
+        for stream in (1, 2):
+            _redirect(os.devnull, stream)
+        with open(requests, "rb") as incoming:
+            serve(incoming, replies, done)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def serve(incoming: IO[bytes], replies: int, done: int) -> None:
+    """The life of a helper: tasks on the first line, then a question and any number of answers a line, until the pipe closes."""
+
+    def reply(content: Reply) -> None:
+        line = json.dumps(content).encode() + b"\n"
+        while line:
+            line = line[os.write(replies, line) :]
+
+    _die_after(START_SECONDS)
+    try:
+        bench = Bench([TaskSpec(**each) for each in json.loads(incoming.readline())])
+    except ConfigError as error:
+        reply({"config_error": str(error)})
+        return
+    except Exception as error:  # reported where it can be read: output goes nowhere by now
+        reply({"config_error": f"TASKS cannot be loaded ({' '.join(repr(error).split())[:300]}): run 'rl-swarm doctor'"})
+        return
+    swollen = _limit_memory()
+    _die_after(0)
+    reply({})
+    for line in incoming:
+        for content in _answer(bench, swollen, *json.loads(line)):
+            reply(content)
+        os.write(done, b".")
+        _die_after(0)
+
+
+def _answer(bench: Bench, swollen: Callable[[], bool], number: int, seed: int, index: int, answers: list[str]) -> Iterator[Reply]:
+    """Yield the question, then a verdict an answer; nothing follows a question that cannot be made."""
+    _die_after(ITEM_SECONDS)
+    try:
+        item = bench.item(number, seed, index)
+    except CannotMake as error:
+        yield {"problem": error.problem, "detail": error.detail, "swollen": swollen()}
+        return
+    yield {} if answers else {"prompt": item.prompt, "answer": item.answer, "swollen": swollen()}
+    for left in range(len(answers), 0, -1):
+        _die_after(JUDGE_SECONDS)
+        verdict = bench.judge(number, seed, index, answers[-left])
+        full = verdict.problem == "scorer_memory" or (left == 1 and swollen())  # to look takes longer than most verdicts
+        yield {"score": verdict.score, "problem": verdict.problem, "swollen": full}
+
+
+def _redirect(path: str, descriptor: int) -> None:
+    opened = os.open(path, os.O_RDWR)
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+def _die_after(seconds: float) -> None:
+    """Let the system end this process some time after its deadline, unless 0; without a handler no Python code has to run."""
+    signal.setitimer(signal.ITIMER_REAL, seconds and seconds + GRACE_SECONDS)
+
+
+def _limit_memory() -> Callable[[], bool]:
+    """Limit what this process may allocate from now on; return whether it has kept more than it may.
+
+    RLIMIT_DATA counts private memory that can be written. RLIMIT_AS would also count libraries and address space that is only
+    reserved, which differs between machines by more than the limit. Only Linux enforces it for all allocations.
+    """
+    if sys.platform != "linux":
+        return lambda: False
+    import resource
+
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
+
+    def in_use() -> int:
+        return int(os.pread(statm, 200, 0).split()[5]) * resource.getpagesize()
+
+    loaded = in_use()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = [each for each in (loaded + MEMORY_BYTES, soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(wanted), hard))
+    return lambda: in_use() > loaded + KEPT_BYTES
