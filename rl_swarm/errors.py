@@ -4,12 +4,14 @@
     ├── ConfigError          a setting is wrong: one line, exit code 2
     ├── StoreError           the boundary to the shared store
     │   ├── NotFound         no such key: "not yet", never "gone for good"
-    │   └── StoreAway        the store did not answer after retries: go on alone and try again later
+    │   ├── StoreAway        the store did not answer after retries: go on alone and try again later
+    │   └── Refused          this name cannot be used (a link, a folder, too large), while the store itself works
     ├── BadDocument          a peer's document that must not be trusted; carries a `reason` that is counted
     │   └── Incomplete       the document is not all there yet: look again later
     ├── BadRollout           a peer's rollout that cannot be verified; carries a `reason` that is counted
     ├── ModelError           a model cannot be loaded or used as asked
-    └── CheckpointError      a checkpoint cannot be read; the one before it is tried
+    └── CheckpointError      a checkpoint cannot be used; the one before it is tried
+        └── OtherModel       it is whole, and of another model: the settings are wrong, or it is somebody else's
 
 Anything else that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
 """
@@ -35,6 +37,10 @@ class StoreAway(StoreError):
     pass
 
 
+class Refused(StoreError):
+    pass
+
+
 class BadDocument(SwarmError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -56,4 +62,8 @@ class ModelError(SwarmError):
 
 
 class CheckpointError(SwarmError):
+    pass
+
+
+class OtherModel(CheckpointError):
     pass

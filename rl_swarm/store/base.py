@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway, StoreError
 
 T = TypeVar("T")
 Names = list[str]  # an alias, since inside the class `list` is the operation
@@ -80,9 +80,14 @@ class Store(ABC):
         self._count("bytes_out", path.stat().st_size if created else 0)
         return created
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Fetch a large file to the local disk; raise NotFound if it is not there."""
-        self._try("get", key, lambda: self._get_file(key, path))
+    def get_file(self, key: str, path: Path, *, limit: int) -> None:
+        """Fetch a large file to the local disk. Raise NotFound if it is not there, Refused if it is no file or larger than `limit`
+        bytes; nothing is left on the disk then."""
+        try:
+            self._try("get", key, lambda: self._get_file(key, path, limit))
+        except StoreError:
+            path.unlink(missing_ok=True)
+            raise
         self._count("bytes_in", path.stat().st_size)
 
     def delete(self, key: str) -> None:
@@ -127,8 +132,11 @@ class Store(ABC):
     def _put_file(self, key: str, path: Path) -> bool:
         return self._put(key, path.read_bytes())
 
-    def _get_file(self, key: str, path: Path) -> None:
-        path.write_bytes(self._get(key, None))
+    def _get_file(self, key: str, path: Path, limit: int) -> None:
+        data = self._get(key, limit)
+        if len(data) > limit:
+            raise Refused(f"{key} is larger than {limit} bytes")
+        path.write_bytes(data)
 
     @abstractmethod
     def _get(self, key: str, limit: int | None) -> bytes: ...

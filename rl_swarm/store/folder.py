@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import ConfigError, NotFound
+from rl_swarm.errors import ConfigError, NotFound, Refused
 from rl_swarm.store.base import Store, Transient
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
@@ -89,13 +89,21 @@ class FolderStore(Store):
             finally:
                 part.unlink(missing_ok=True)
 
-    def _get_file(self, key: str, path: Path) -> None:
+    def _get_file(self, key: str, path: Path, limit: int) -> None:
         with _passing():
             try:
-                shutil.copyfile(self.root / key, path)
+                with open(self.root / key, "rb", opener=_no_link) as source, path.open("wb") as target:
+                    found = os.fstat(source.fileno())
+                    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+                        raise Refused(f"{key} is no file of at most {limit} bytes")
+                    shutil.copyfileobj(_Limited(source, limit, key), target, 1 << 20)
             except FileNotFoundError:
                 self._check_root()
                 raise NotFound(key) from None
+            except OSError as error:
+                if error.errno not in NO_DOCUMENT:
+                    raise
+                raise Refused(f"{key} cannot be read ({error.strerror})") from None
 
     def _rewrite(self, key: str, data: bytes) -> None:
         path = self.root / key
@@ -206,6 +214,24 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def _at_once(path: str, flags: int) -> int:
     """Open without waiting: a pipe that somebody put under a document's name would wait for a writer for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+class _Limited:
+    """A file that may grow while it is read, but not beyond a limit."""
+
+    def __init__(self, file: BinaryIO, limit: int, key: str) -> None:
+        self._file, self._left, self._key = file, limit, key
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise Refused(f"{self._key} grew while it was read")
+        return data
 
 
 def _fill(file: BinaryIO, source: BinaryIO) -> None:
