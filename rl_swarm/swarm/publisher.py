@@ -9,14 +9,23 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import NotFound, StoreAway
+from rl_swarm.errors import NotFound, Refused, StoreAway
 from rl_swarm.store import Store, is_key
 
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class _Upload:
+    key: str
+    path: Path
+    outdated: tuple[str, ...]
+    beside: tuple[str, bytes] | None
 
 
 class Publisher:
@@ -46,7 +55,7 @@ class Publisher:
         self._left_over: set[Path | bytes] = set(left_over)
         self._queue: deque[Path | bytes] = deque(left_over)  # bytes where the disk was full
         self._next = int(left_over[-1].name) + 1 if left_over else 0
-        self._upload: tuple[str, Path, tuple[str, ...]] | None = None
+        self._upload: _Upload | None = None
         self._wake = threading.Condition()
         self._pumping = threading.Lock()
         self._closing = False
@@ -70,13 +79,14 @@ class Publisher:
         if not self._thread:
             self.pump()
 
-    def upload(self, key: str, path: Path, outdated: tuple[str, ...] = ()) -> None:
-        """Accept a large file, sent after everything small, and what to delete once it is there.
+    def upload(self, key: str, path: Path, outdated: tuple[str, ...] = (), beside: tuple[str, bytes] | None = None) -> None:
+        """Accept a large file, sent after everything small, a document to follow it, and what to delete once both are there.
 
-        A newer one takes the place of one not sent yet.
+        A newer one takes the place of one not sent yet. What the store has under that key, half a file or somebody else's, is
+        replaced.
         """
         with self._wake:
-            self._upload = (key, path, outdated)
+            self._upload = _Upload(key, path, outdated, beside)
             self._wake.notify()
 
     def pump(self) -> bool:
@@ -86,7 +96,7 @@ class Publisher:
                 while self._queue:
                     self._send(self._queue[0])
                 if self._upload:
-                    self._send_large(*self._upload)
+                    self._send_large(self._upload)
                 if self._beat and self.clock.monotonic() - self._last_sent >= self._beat_seconds:
                     self._beat()
                     self._last_sent = self.clock.monotonic()
@@ -168,14 +178,22 @@ class Publisher:
         if len(there) < len(data) and data.startswith(there):
             self.store.rewrite(key, data)
 
-    def _send_large(self, key: str, path: Path, outdated: tuple[str, ...]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a newer one follows
-            self.store.put_file(key, path)
+    def _send_large(self, upload: "_Upload") -> None:
+        try:
+            if not self.store.put_file(upload.key, upload.path):
+                self.store.delete(upload.key)
+                self.store.put_file(upload.key, upload.path)
+            if upload.beside:
+                self.store.rewrite(*upload.beside)
             self.counters["uploaded"] += 1
-            for old in outdated:
+            for old in upload.outdated:
                 self.store.delete(old)
+        except FileNotFoundError:
+            pass  # pruned meanwhile: a newer one follows
+        except Refused:  # somebody's folder or link has this name: the next one has another
+            self.counters["upload_refused"] += 1
         with self._wake:
-            if self._upload == (key, path, outdated):
+            if self._upload == upload:
                 self._upload = None
 
     def _drop_oldest_rollouts(self) -> None:
