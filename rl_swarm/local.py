@@ -16,6 +16,8 @@ from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
 from rl_swarm.swarm.experiment import Experiment
 
+MODEL_FILE = "model"
+
 
 @dataclass(frozen=True)
 class LocalFolder:
@@ -34,6 +36,11 @@ class LocalFolder:
         return self.path / "checkpoints"
 
     @property
+    def fetched(self) -> Path:
+        """Checkpoints that were brought from the store; beside the node's own ones, never among them."""
+        return self.path / "fetched"
+
+    @property
     def quarantine(self) -> Path:
         return self.path / "quarantine"
 
@@ -45,6 +52,11 @@ class LocalFolder:
             path.write_text(secrets.token_hex(16))
         return path.read_text()
 
+    def remember_model(self, name: str) -> None:
+        """For whoever asks the model later: the store may say anything about it, and `auto` stands for several."""
+        with contextlib.suppress(OSError):  # a full disk may do without
+            (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
+
     @property
     def keys(self) -> Path:
         """The keys that peers' names belong to, as this node has seen them first."""
@@ -53,6 +65,14 @@ class LocalFolder:
 
 def experiment_folder(config: Config, experiment: Experiment) -> Path:
     return Path(config.home).expanduser() / f"{experiment.experiment}-{experiment.experiment_id[:8]}"
+
+
+def remembered_model(folder: Path) -> str | None:
+    """The model that the node of this folder has trained last."""
+    try:
+        return (folder / MODEL_FILE).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
 
 
 def claim(config: Config, experiment: Experiment) -> LocalFolder:

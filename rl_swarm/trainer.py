@@ -8,7 +8,7 @@ How the batch is cut does not change the gradient.
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from rl_swarm.errors import CheckpointError, ConfigError, ModelError
 from rl_swarm.forward import Passage, Reading, make_reader
 from rl_swarm.policy import Policy, out_of_memory
 from rl_swarm.rollout import Rollout
+from rl_swarm.weights import check_moments, check_random, check_weights, trainable
 
 # What the forward pass of one part of a batch leaves for its backward pass: enough for matrix products to reach their full rate.
 ACTIVATION_BYTES = {"cpu": 900_000_000, "cuda": 2_000_000_000, "mps": 2_000_000_000}
-
+MOST_UPDATES = 10**9  # that a checkpoint may say it has behind it
 
 CORRECTIONS = ("guarded", "topr", "none")
 
@@ -146,43 +147,48 @@ class Trainer:
             _add(totals, {"grad_norm": self._step()})
         return {name: total / updates for name, total in totals.items()}
 
+    @property
+    def trained_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters)
+
     def state(self) -> dict[str, Any]:
         """Everything that the next update depends on: tensors and plain values, of an adapter only the adapter.
 
         The tensors are the live ones, not copies of a model that may fill the memory: write them out before the next update.
         """
         return {
-            "model": {name: parameter.detach() for name, parameter in self._trainable()},
+            "model": {name: parameter.detach() for name, parameter in trainable(self._policy.model).items()},
             "optimizer": self._optimizer.state_dict(),
             "rng": torch.get_rng_state(),
             "policy_version": self.policy_version,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; raise CheckpointError, with nothing changed, if it is of another model.
+        """Continue from `state`; raise CheckpointError, with nothing changed, if it cannot be used, and OtherModel if it is of
+        another model.
 
-        The learning rate is the settings', not the state's, so that a restart can change it.
+        The optimizer's settings are this trainer's, not the state's, so that a restart can change the learning rate.
         """
-        saved, own = state["model"], dict(self._trainable())
-        if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in own.items()}:
-            raise CheckpointError(
-                f"the checkpoint's {len(saved)} trainable tensors are not the {len(own)} of {self._policy.name or 'this model'}: "
-                "use the MODEL_NAME and LORA_RANK that it was made with, or another NODE_ID"
-            )
+        own = trainable(self._policy.model)
+        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version"}:
+            raise CheckpointError("it has no trainer state")
+        version = state["policy_version"]
+        if type(version) is not int or not 0 <= version <= MOST_UPDATES:
+            raise CheckpointError(f"its policy version is not a number of updates up to {MOST_UPDATES}")
+        weights = check_weights(state["model"], own, self._policy.name)
+        moments = check_moments(state["optimizer"], weights, own, version)
+        random_state = check_random(state["rng"])
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(saved[name])
-        # On the CPU the optimizer would adopt the tensors themselves and then change them under their owner.
-        self._optimizer.load_state_dict(
-            copy.deepcopy(state["optimizer"]) if self._policy.device.type == "cpu" else state["optimizer"]
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate
-        torch.set_rng_state(state["rng"])
-        self.policy_version = state["policy_version"]
-
-    def _trainable(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, parameter) for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad)
+                parameter.copy_(weights[name])
+        # Copies, since the optimizer would adopt the tensors themselves and change them under their owner.
+        copies = {
+            number: {kind: tensor.to(self._policy.device, copy=True) for kind, tensor in entry.items()}
+            for number, entry in moments.items()
+        }
+        self._optimizer.load_state_dict({"state": copies, "param_groups": self._optimizer.state_dict()["param_groups"]})
+        torch.set_rng_state(random_state)
+        self.policy_version = version
 
     def _accumulate(self, pending: _Pending) -> dict[str, float]:
         """Leave the gradient of the whole batch in the parameters.

@@ -7,13 +7,16 @@ rounds, and goes on alone when there is no coordinator or no store.
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import seal
+from rl_swarm.document import Count, seal, typed
 from rl_swarm.errors import CheckpointError
 from rl_swarm.journal import Journal
 from rl_swarm.measures import Stopwatch, batch_figures, own_figures, rewards_of
@@ -56,10 +59,8 @@ class Trainer(Protocol):
 
 
 class Checkpoints(Protocol):
-    skipped: list[str]
-
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
-    def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None: ...
+    def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None: ...
 
 
 class Evaluate(Protocol):
@@ -87,6 +88,16 @@ class WorkerSettings:
     round_interval: float = 60.0
     checkpoint_interval: int = 10
     eval_interval: int = 0
+
+
+class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything but the weights that a node is between two rounds."""
+
+    tasks: dict[str, Any]
+    exchange: dict[str, Any]
+    totals: dict[Annotated[str, Meta(max_length=64)], Count]
+    barren: Annotated[int, Meta(ge=0, lt=BARREN_ROUNDS)]
+    evaluated_at: Count
 
 
 class Stop:
@@ -274,26 +285,32 @@ class Worker:
 
     def _begin(self) -> int:
         """Restore what this node was, and find the round to start with."""
-        restored = self.checkpoints.restore()
-        for problem in self.checkpoints.skipped:
-            self.journal.say(f"a checkpoint was not used: {problem}")
-        number = 0
-        if restored:
-            number, node_state, trainer_state = restored
-            self.trainer.restore(trainer_state)
-            self.tasks.restore(node_state["tasks"])
-            self.exchange.restore(node_state["exchange"])
-            self.totals = Counter(node_state["totals"])
-            self._barren = node_state["barren"]
-            self._evaluated_at = node_state["evaluated_at"]
-            self._saved_at = number
-            self.exchange.policy_version = self.trainer.policy_version
+        resumed = self.checkpoints.restore(self._resume)
+        number = resumed or 0
         self._mark_boundary(number)
         self.journal.rewind(number)
-        self.journal.event("started", resumed=bool(restored), round=number)
-        if not restored and self.evaluate and self.settings.eval_interval:
+        self.journal.event("started", resumed=resumed is not None, round=number)
+        if resumed is None and self.evaluate and self.settings.eval_interval:
             self._evaluate(0)
         return self.pace.first(number)
+
+    def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+        """Become what a checkpoint says that this node was; raise CheckpointError, with nothing changed, where that cannot be."""
+        state = typed(node_state, NodeState)
+        if state.evaluated_at > number:
+            raise CheckpointError(f"it says that round {state.evaluated_at} was evaluated, which comes after its own")
+        before = self.tasks.state(), self.exchange.state()
+        try:
+            self.tasks.restore(state.tasks)
+            self.exchange.restore(state.exchange)
+            self.trainer.restore(trainer_state)
+        except CheckpointError:
+            self.tasks.restore(before[0])
+            self.exchange.restore(before[1])
+            raise
+        self.totals = Counter(state.totals)
+        self._barren, self._evaluated_at, self._saved_at = state.barren, state.evaluated_at, number
+        self.exchange.policy_version = self.trainer.policy_version
 
     def _next_round(self, number: int) -> int:
         if number + 1 >= self.settings.max_rounds:

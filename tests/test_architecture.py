@@ -32,7 +32,7 @@ LEVELS = [
         "progress",
         "measures",
     },
-    {"trainer", "checkpoint", "evaluation"},
+    {"archive", "weights", "trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
     {"node", "learner", "probe", "ask", "export", "push", "doctor", "memory", "launch", "view", "experiments", "notebook"},
     {"cli"},
@@ -49,6 +49,7 @@ TORCH = {
     "architecture",
     "sampling",
     "forward",
+    "weights",
     "trainer",
     "checkpoint",
 }

@@ -1,17 +1,20 @@
 """The update: its gradient against plain formulas, external rollouts in it, reproducibility, lack of memory, and learning."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rl_swarm import grpo
-from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.trainer import Trainer, TrainerSettings, examples_of
+from rl_swarm.weights import trainable
 from tests.tiny_models import QUESTIONS, plain_tokenizer, policy
 
 ARCHITECTURES = ["llama", "qwen2", "gpt2"]
@@ -416,7 +419,7 @@ def test_a_restored_trainer_continues_to_the_bit(architecture: str, settings: Tr
         assert torch.equal(left, right)
     third = Trainer(policy(architecture), settings)
     third.restore(state)
-    for name, parameter in third._trainable():
+    for name, parameter in trainable(third._policy.model).items():
         assert torch.equal(parameter, state["model"][name]), "restoring twice from one state gives the same"
     assert torch.equal(third.state()["optimizer"]["state"][0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
 
@@ -432,8 +435,107 @@ def test_a_restart_can_change_the_learning_rate() -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     state = Trainer(policy("gpt2"), SETTINGS).state()
-    with pytest.raises(CheckpointError, match="MODEL_NAME"):
+    with pytest.raises(OtherModel, match="MODEL_NAME"):
         Trainer(policy("llama"), SETTINGS).restore(state)
+
+
+def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """All that a trainer is, as copies."""
+    state = trainer.state()
+    moments = {f"{number} {kind}": t for number, each in state["optimizer"]["state"].items() for kind, t in each.items()}
+    version = {"rng": state["rng"], "version": torch.tensor(state["policy_version"])}
+    return {name: tensor.clone() for name, tensor in (state["model"] | moments | version).items()}
+
+
+def unchanged(trainer: Trainer, before: dict[str, torch.Tensor]) -> bool:
+    after = everything(trainer)
+    return after.keys() == before.keys() and all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+WEIGHT, MOMENT = "model.layers.0.mlp.up_proj.weight", 6
+HOSTILE: dict[str, tuple[Callable[[dict], object], str]] = {
+    "no state": (lambda state: state.clear(), "no trainer state"),
+    "no weights": (lambda state: state.update(model=[1, 2]), "no weights by name"),
+    "a weight that is a number": (lambda state: state["model"].update({WEIGHT: 1.0}), "no weights by name"),
+    "a weight too few": (lambda state: state["model"].pop(WEIGHT), "trainable tensors are not the"),
+    "a weight too many": (lambda state: state["model"].update(more=torch.zeros(1)), "trainable tensors are not the"),
+    "another shape": (lambda state: state["model"].update({WEIGHT: torch.zeros(3)}), "trainable tensors are not the"),
+    "another precision": (lambda state: state["model"].update({WEIGHT: state["model"][WEIGHT].half()}), "not the .* DTYPE"),
+    "not a number": (
+        lambda state: state["model"][WEIGHT].view(-1)[7].fill_(math.nan),
+        "up_proj.weight has values that are not finite",
+    ),
+    "infinite": (lambda state: state["model"][WEIGHT].view(-1)[7].fill_(-math.inf), "not finite"),
+    "zeros": (lambda state: state["model"][WEIGHT].zero_(), "all values of .* are zero"),
+    "no optimizer": (lambda state: state.update(optimizer=None), "not by parameter"),
+    "an empty optimizer": (lambda state: state.update(optimizer={}), "not by parameter"),
+    "an optimizer that never stepped": (
+        lambda state: state["optimizer"].update(state={}),
+        "no optimizer state of .*, which was trained",
+    ),
+    "a parameter that does not exist": (lambda state: state["optimizer"]["state"].update({999: {}}), "not by parameter"),
+    "half of an optimizer": (lambda state: state["optimizer"]["state"].pop(MOMENT), "no optimizer state of .*, which was trained"),
+    "moments of another kind": (lambda state: state["optimizer"]["state"][MOMENT].pop("exp_avg"), "not Adam's"),
+    "moments of another shape": (lambda state: state["optimizer"]["state"][MOMENT].update(exp_avg=torch.zeros(2)), "another shape"),
+    "a moment that is not a number": (lambda state: state["optimizer"]["state"][MOMENT]["exp_avg"].fill_(math.nan), "not finite"),
+    "a negative square": (lambda state: state["optimizer"]["state"][MOMENT]["exp_avg_sq"].fill_(-1), "impossible"),
+    "steps that were never done": (lambda state: state["optimizer"]["state"][MOMENT]["step"].fill_(1e9), "impossible"),
+    "a random state of another size": (lambda state: state.update(rng=torch.zeros(7, dtype=torch.uint8)), "random generator"),
+    "a random state of another type": (lambda state: state.update(rng=state["rng"].float()), "random generator"),
+    "an impossible random state": (lambda state: state["rng"].fill_(255), "random generator is impossible"),
+    "a version that is true": (lambda state: state.update(policy_version=True), "policy version"),
+    "a version below zero": (lambda state: state.update(policy_version=-1), "policy version"),
+    "a version beyond reason": (lambda state: state.update(policy_version=10**12), "policy version"),
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+def test_a_state_that_cannot_be_used_is_refused_and_changes_nothing(harm: str) -> None:
+    made = policy()
+    trainer = Trainer(made, SETTINGS)
+    trainer.update(scored(made))
+    state = copy.deepcopy(trainer.state())
+    change, reason = HOSTILE[harm]
+    change(state)
+    other = policy(seed=0)
+    resumed = Trainer(other, SETTINGS)
+    resumed.update(scored(other, seed=2))
+    before = everything(resumed)
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        resumed.restore(state)
+    assert "\n" not in str(refused.value)
+    assert unchanged(resumed, before)
+
+
+def test_settings_of_the_optimizer_are_not_taken_from_a_state() -> None:
+    made = policy()
+    trainer = Trainer(made, SETTINGS)
+    trainer.update(scored(made))
+    state = copy.deepcopy(trainer.state())
+    state["optimizer"]["param_groups"] = [{"weight_decay": 1e9, "maximize": True, "betas": (math.nan, 2.0)}]
+    resumed = Trainer(policy(), SETTINGS)
+    resumed.restore(state)
+    batch = scored(made, seed=4)
+    assert resumed.update(batch) == trainer.update(batch)
+
+
+def test_a_parameter_that_was_never_reached_has_no_moments_and_needs_none() -> None:
+    def build() -> Trainer:
+        made = policy()
+        made.model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
+        return Trainer(made, SETTINGS)
+
+    trainer, resumed = build(), build()
+    trainer.update(scored(trainer._policy))
+    assert len(trainer.state()["optimizer"]["state"]) == len(trainer.state()["model"]) - 1
+    resumed.restore(copy.deepcopy(trainer.state()))
+    assert unchanged(resumed, everything(trainer))
+
+
+def test_a_trainer_that_has_not_stepped_can_be_restored() -> None:
+    trainer = Trainer(policy(), SETTINGS)
+    trainer.restore(Trainer(policy(), SETTINGS).state())
+    assert trainer.policy_version == 0
 
 
 def lora(made: Policy) -> Policy:
