@@ -29,6 +29,7 @@ from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Reward, Rounds
 
 BARREN_ROUNDS = 20
+DISCOUNTED_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
 PUSH_SECONDS = {"complete": 1800.0, "stopped": 60.0}  # who stops a node waits for it
 PATIENCE_INTERVALS = (
@@ -144,6 +145,7 @@ class Worker:
         self.push = push
         self.totals: Counter[str] = Counter()
         self._barren = 0
+        self._discounted = 0
         self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval, settings.window)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
@@ -250,6 +252,7 @@ class Worker:
             f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
         self._warn_if_barren(batch, number)
+        self._warn_if_discounted(learnt, number)
         self._tell_mutes(number)
 
     def _warn_if_barren(self, batch: Batch, number: int) -> None:
@@ -260,6 +263,19 @@ class Worker:
             self.journal.say(
                 f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
                 "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+            )
+
+    def _warn_if_discounted(self, learnt: dict[str, float], number: int) -> None:
+        """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
+        weighed = learnt.get("external_weighed", 0.0)
+        if not weighed:
+            return
+        self._discounted = self._discounted + 1 if learnt["external_discounted"] > weighed / 2 else 0
+        if self._discounted == DISCOUNTED_ROUNDS:
+            self.journal.event("external_discounted", round=number, rounds=DISCOUNTED_ROUNDS)
+            self.journal.say(
+                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
+                "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
             )
 
     def _tell_mutes(self, number: int) -> None:

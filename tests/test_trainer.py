@@ -166,7 +166,7 @@ def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
         for vocabulary in range(2, 10**6)
         if sum(verdicts := [is_absurd(made, peer, place, math.log(vocabulary)) for place in (0, 1)]) == 1
     )
-    weights = {(len(own), absurd): 0.0, (len(own), 2): None}
+    weights = {(len(own), absurd): None, (len(own), 2): None}
     same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))
 
 
@@ -179,6 +179,90 @@ def test_guarded_learns_nothing_from_what_had_to_be_cut() -> None:
     longer = tuple(replace(done, text=done.text * 20) for done in PEER.completions)
     assert not any(made.completion_ids(done)[1] for done in longer)
     same(gradient(made, [*scored(made), replace(PEER, completions=longer)], trainer=trainer), gradient(made, scored(made), guarded))
+
+
+def discounting(made: Policy, correction: str, **more: object) -> tuple[Trainer, Rollout]:
+    """A trainer, and a peer's rollout of which every completion that it looks at has weight 0."""
+    trainer = Trainer(made, replace(SETTINGS, correction=correction, **more))
+    if correction == "guarded":
+        trainer._vocabulary = 2  # everything is absurd
+        return trainer, PEER
+    worse = tuple(Completion(done.text * 3, reward=0.0, finish="stop", logprob=-1e-3) for done in PEER.completions)
+    # Better than its group, but without a token: only what is worse is left, and hardly likely.
+    return trainer, replace(PEER, completions=(Completion("", reward=1.0, finish="length"), *worse))
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [None, 150])
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("kl_weight", [0.0, 0.1])
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_what_counts_for_nothing_dilutes_nothing(
+    correction: str, kl_weight: float, updates: int, micro_batch_tokens: int | None
+) -> None:
+    """To 1e-6 of the largest gradient, single precision's own: sums have another order, and are scaled after they were made."""
+    made = policy(max_new_tokens=40)
+    own = scored(made)
+    more = {"kl_weight": kl_weight, "micro_batch_tokens": micro_batch_tokens, "max_grad_norm": math.inf}
+    trainer, peer = discounting(made, correction, **more)
+    with_peer = gradient(made, [*own, peer], trainer=trainer)
+    alone = gradient(made, own, trainer=Trainer(made, replace(SETTINGS, correction=correction, **more)))
+    largest = max(value.abs().max().item() for value in alone.values())
+    assert with_peer.keys() == alone.keys()
+    for name, value in alone.items():
+        assert (with_peer[name] - value).abs().max().item() <= 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_an_update_beside_what_counts_for_nothing_is_the_update_alone(correction: str) -> None:
+    results = []
+    for with_peer in (True, False):
+        made = policy(max_new_tokens=40)
+        own = scored(made)
+        trainer, peer = discounting(made, correction, learning_rate=1e-3, updates_per_batch=2)
+        measured = trainer.update([*own, peer] if with_peer else own)
+        results.append((measured, everything(trainer)))
+    (beside, after), (alone, expected) = results
+    assert beside["external_discounted"] == beside["external_weighed"] > 0 and "external_weighed" not in alone
+    for name in ("loss", "entropy", "clip_fraction", "tokens_trained"):
+        assert beside[name] == pytest.approx(alone[name], rel=1e-6, abs=1e-7), name
+    assert after["version"] == expected["version"] == 2
+    weights = [name for name in expected if "." in name]
+    moved = max((after[name] - expected[name]).abs().max().item() for name in weights)
+    assert moved <= 1e-5, "a hundredth of one step, where Adam divides by a gradient that is nearly nothing"
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_where_nothing_counts_nothing_changes(correction: str, updates: int) -> None:
+    made = policy(max_new_tokens=40)
+    trainer, peer = discounting(made, correction, updates_per_batch=updates)
+    for _ in range(2):
+        before = everything(trainer)
+        measured = trainer.update([peer])
+        assert unchanged(trainer, before), "to the bit, Adam's averages and the policy's version included"
+        assert (measured["tokens_trained"], measured["grad_norm"], measured["loss"]) == (0, 0, 0)
+        assert measured["external_discounted"] == measured["external_weighed"] > 0
+        trainer.update(scored(made))  # and once more when Adam has a state
+    assert trainer.policy_version == 2 * updates
+
+
+def test_an_own_batch_is_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J = 0 is plain GRPO to the bit: nothing is scaled afterwards."""
+    made = policy()
+    monkeypatch.setattr(Trainer, "_leave_out", None)
+    trainer = Trainer(made, replace(SETTINGS, correction="guarded"))
+    assert trainer.update(scored(made))["tokens_trained"] > 0
+
+
+def test_what_had_to_be_cut_is_counted_as_discounted() -> None:
+    made = policy()
+    trainer = Trainer(made, replace(SETTINGS, correction="guarded"))
+    trainer._vocabulary = 10**9
+    longer = tuple(replace(done, text=done.text * 20) for done in PEER.completions)
+    measured = trainer.update([*scored(made), PEER, replace(PEER, completions=longer)])
+    assert (measured["external_weighed"], measured["external_discounted"]) == (2, 1), "of each rollout one is better than the rest"
+    only = trainer.update([replace(PEER, completions=longer)])
+    assert (only["external_weighed"], only["external_discounted"], only["tokens_trained"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("claim", [0.0, -20.0, math.nan, None])
@@ -291,10 +375,15 @@ def test_what_is_measured() -> None:
     measured = Trainer(made, replace(SETTINGS, kl_weight=0.1)).update(batch)
     assert set(measured) == {
         *("loss", "grad_norm", "clip_fraction", "entropy", "kl", "informative", "tokens_trained", "too_long"),
-        *("weight_mean", "weight_mean_negative"),
+        *("weight_mean", "weight_mean_negative", "external_weighed", "external_discounted"),
     }
     assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
-    assert measured["tokens_trained"] == sum(len(made.completion_ids(done)[0]) for r in batch for done in r.completions)
+    vanishing = [
+        place for place in (1, 2) if sequence_logprob(made, PEER, place) - (-4.0, 0.0)[place - 1] < math.log(grpo.VANISHING)
+    ]
+    counted = [done for r in batch for place, done in enumerate(r.completions) if r is not PEER or place not in vanishing]
+    assert measured["tokens_trained"] == sum(len(made.completion_ids(done)[0]) for done in counted)
+    assert (measured["external_weighed"], measured["external_discounted"]) == (3, len(vanishing)) and vanishing
     assert (measured["kl"], measured["clip_fraction"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
     assert 0 < measured["entropy"] < math.log(made.model.config.vocab_size)
 

@@ -18,7 +18,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
-from rl_swarm.worker import BARREN_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
+from rl_swarm.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
 from tests.clocks import VirtualClock
 from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
@@ -347,3 +347,21 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
         worker._resume(3, GOOD, {"version": 9, "weights": 9})
     assert (worker.tasks.state(), worker.exchange.state(), worker.trainer.state()) == before
     assert (worker.totals, worker._barren, worker._saved_at) == ({}, 0, 0)
+
+
+def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
+    class Discounting(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            number, share = self.policy_version, 6.0 if self.policy_version < 60 else 2.0
+            weighed = {} if number % 2 else {"external_weighed": 8.0, "external_discounted": share}
+            return super().update(batch) | weighed
+
+    store = MemoryStore()
+    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * DISCOUNTED_ROUNDS + 5)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    worker.journal.flush()
+    assert sum("most completions of peers counted for nothing" in line for line in said) == 1
+    rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
+    assert rows == [{"round": 2 * DISCOUNTED_ROUNDS - 2, "rounds": DISCOUNTED_ROUNDS}]
