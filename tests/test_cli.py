@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,3 +88,17 @@ def test_an_unnamed_node_is_named_once_per_machine_and_experiment(tmp_path: Path
     assert begun_anew.path != first.path
     for folder in (second, again, begun_anew):
         folder.lock.close()
+
+
+def test_a_question_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    asked = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"rl_swarm.cli", b"ask", b"what is \xff?"],
+        env={"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "trial", "HOME": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert asked.returncode == 2
+    assert asked.stderr.decode() == (
+        "rl-swarm: the question must be text in UTF-8, got 'what is \\udcff?': write it in the terminal's own encoding\n"
+    )
