@@ -4,6 +4,7 @@ Looking at a run changes nothing in it: nothing is published, no lock is taken, 
 are. Only one model is in memory; the trained weights take the place of the base model's.
 """
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -16,21 +17,24 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_swarm import config as configuration
-from rl_swarm import progress
-from rl_swarm.checkpoint import Checkpoints
+from rl_swarm.checkpoint import Checkpoints, Saved, most_bytes, read, round_of
 from rl_swarm.config import Config
-from rl_swarm.errors import CheckpointError, ConfigError, NotFound
-from rl_swarm.learner import load_policy
-from rl_swarm.local import experiment_folder
+from rl_swarm.errors import CheckpointError, ConfigError, NotFound, OtherModel, Refused
+from rl_swarm.learner import MOST_TRIED, checkpoint_rounds, load_policy, stored_rounds
+from rl_swarm.local import experiment_folder, remembered_model
+from rl_swarm.memory.device import this_device
+from rl_swarm.memory.shape import shape_of
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
-from rl_swarm.swarm.layout import Layout, round_of_folder
-from rl_swarm.swarm.peers import read_registration
+from rl_swarm.swarm.layout import Layout, node_of_checkpoint
 from rl_swarm.tasks import Tasks, tasks_of, warm_up
 from rl_swarm.view import visible
+from rl_swarm.weights import adapter_rank, check_weights, tensors_by_name, trainable
+
+MOST_NAMED = 10  # nodes in one line
 
 Flags = Mapping[str, str | None]
 
@@ -97,92 +101,118 @@ def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
     return Run(environment, flags, config, store, layout, experiment)
 
 
-def newest_checkpoint(run: Run) -> Trained:
-    """The newest usable checkpoint of NODE_ID, or without one that of the node that came furthest; this disk's before the store's.
+def load_trained(run: Run) -> tuple[Config, Policy, Trained]:
+    """The base model, and the newest usable checkpoint to turn it into the trained one: of NODE_ID, from this disk or the store; or
+    without NODE_ID of the node that came furthest on this machine.
 
-    Raises ConfigError if there is none, CheckpointError if none can be read.
+    Raises ConfigError if there is none, CheckpointError if none can be used.
     """
-    wanted = run.config.node_id
-    found = [each for each in (*_on_disk(run), *_in_store(run)) if wanted in (None, each.node_id)]
-    whose = f"node {wanted!r} in the experiment" if wanted else "the experiment"
-    if not found:
-        raise ConfigError(f"no checkpoint of {whose} {run.config.experiment_name!r}: train first with 'rl-swarm work'")
-    skipped: list[str] = []
-    for each in sorted(found, key=lambda each: (-each.round, each.path is None, each.node_id)):
-        trained = _read(run, each, skipped)
-        if trained:
-            return trained
+    found, refused = _candidates(run), list[str]()
+    of_other_model: OtherModel | None = None
+    policies: dict[tuple[str, int], Policy] = {}
+    for each in found:
+        try:
+            trained, config = _read(run, each)
+            key = (config.model, config.lora_rank)
+            if key not in policies:
+                policies.clear()
+                policies[key] = load_policy(config)
+            _check(policies[key], trained)
+            return config, policies[key], trained
+        except OtherModel as error:
+            of_other_model = of_other_model or OtherModel(f"the checkpoint of {each.node_id} at round {each.round}: {error}")
+        except (CheckpointError, Refused, NotFound) as error:
+            refused.append(f"round {each.round}: {error}")
+        except OSError as error:
+            refused.append(f"round {each.round}: {error.strerror}")
+    if of_other_model:
+        raise of_other_model
     raise CheckpointError(
-        f"none of the {len(found)} checkpoints of {whose} {run.config.experiment_name!r} can be read ({skipped[0]}): wait for the "
-        "next one, or train again with 'rl-swarm work'"
+        f"none of the {len(found)} checkpoints of {_whose(run)} can be used ({refused[0]}): wait for the next one, or train again "
+        "with 'rl-swarm work'"
     )
+
+
+def _candidates(run: Run) -> list[Found]:
+    """The newest first; of one round first what is on this disk. Nobody else's is taken unless it is named."""
+    wanted = run.config.node_id
+    found = [each for each in _on_disk(run) if wanted in (None, each.node_id)]
+    if wanted:
+        stored = stored_rounds(run.store, run.layout, wanted, run.config.max_rounds)
+        found += [Found(wanted, number) for number in itertools.islice(stored, MOST_TRIED)]
+    if not found:
+        raise ConfigError(f"no checkpoint of {_whose(run)}{_remedy(run)}")
+    return sorted(found, key=lambda each: (-each.round, each.path is None, each.node_id))
+
+
+def _whose(run: Run) -> str:
+    wanted, experiment = run.config.node_id, f"the experiment {run.config.experiment_name!r}"
+    return f"node {wanted!r} in {experiment}" if wanted else f"{experiment} on this machine"
+
+
+def _remedy(run: Run) -> str:
+    others = [] if run.config.node_id else _nodes_in_store(run)
+    if not others:
+        return ": train first with 'rl-swarm work'"
+    shown = ", ".join(others[:MOST_NAMED]) + (", …" if len(others) > MOST_NAMED else "")
+    return f"; the store has some of {shown}: name one with --node-id, or train first with 'rl-swarm work'"
+
+
+def _nodes_in_store(run: Run) -> list[str]:
+    numbers = checkpoint_rounds(run.store, run.layout, run.config.max_rounds)
+    names = {node_of_checkpoint(name) for number in numbers for name in run.store.list(run.layout.checkpoint_folder(number))}
+    return sorted(name for name in names if name is not None)
 
 
 def _on_disk(run: Run) -> Iterator[Found]:
     for path in experiment_folder(run.config, run.experiment).glob("*/checkpoints/round_*.pt"):
-        number = path.stem.removeprefix("round_")
-        if number.isdecimal():
-            yield Found(path.parent.parent.name, int(number), path)
+        if (number := round_of(path)) is not None:
+            yield Found(path.parent.parent.name, number, path)
 
 
-def _in_store(run: Run) -> Iterator[Found]:
-    numbers = {number for number in map(round_of_folder, run.store.list(run.layout.checkpoints)) if number is not None}
-    for number in numbers:
-        for name in set(run.store.list(run.layout.checkpoint_folder(number))):
-            if name.endswith(".pt"):
-                yield Found(name.removesuffix(".pt"), number)
-
-
-def _read(run: Run, found: Found, skipped: list[str]) -> Trained | None:
-    """What is in a checkpoint, or None, with the reason added to `skipped`.
-
-    A bad file is renamed by whoever restores it. So it is restored from a folder of our own, in which a local one is but a link.
-    """
+def _read(run: Run, found: Found) -> tuple[Trained, Config]:
+    """A checkpoint, and the settings that it was made with."""
+    if found.path is not None:
+        model = remembered_model(found.path.parent.parent)
+        return _trained(run, found, read(found.path, found.round), model)
+    config = _config(run, found, None, 0)
+    shape = shape_of(config.model, this_device(config.cpu_only), token=config.hub_token, seed=config.seed)
+    limit = most_bytes(4 * shape.parameters)  # as if all of it were trained
     with tempfile.TemporaryDirectory(prefix="rl-swarm-") as scratch:
-        copied = Path(scratch, Checkpoints.name(found.round))
-        try:
-            if found.path is None:
-                run.store.get_file(run.layout.checkpoint(found.round, found.node_id), copied, limit=1 << 40)
-            else:
-                copied.symlink_to(found.path.absolute())
-        except NotFound:
-            skipped.append(f"{copied.name}: removed meanwhile")
-            return None
-        checkpoints = Checkpoints(copied.parent)
-        restored = checkpoints.restore()
-        skipped += checkpoints.skipped
-    return Trained(found.node_id, restored[0], restored[2]["model"]) if restored else None
+        path = Path(scratch, Checkpoints.name(found.round))
+        run.store.get_file(run.layout.checkpoint(found.round, found.node_id), path, limit=limit)
+        trained, config = _trained(run, found, read(path, found.round, limit), None)  # stays mapped when the file is gone
+    if config.lora_rank > shape.hidden:
+        raise CheckpointError(f"its adapter has rank {config.lora_rank}, and the model is only {shape.hidden} wide")
+    return trained, config
 
 
-def trained_config(run: Run, trained: Trained) -> Config:
-    """The settings with the model and the rank of LoRA that the checkpoint was made with; an explicit MODEL_NAME stays."""
-    rank = next((tensor.shape[0] for name, tensor in trained.tensors.items() if ".lora_A." in name), 0)
-    flags = dict(run.flags) | {"lora_rank": str(rank), "node_id": trained.node_id}
-    if not run.config.explicit("model"):
-        flags["model"] = _model_of(run, trained.node_id)
+def _trained(run: Run, found: Found, saved: Saved, model: str | None) -> tuple[Trained, Config]:
+    weights = tensors_by_name(saved.trainer.get("model") if isinstance(saved.trainer, dict) else None)
+    return Trained(found.node_id, found.round, weights), _config(run, found, model, adapter_rank(weights))
+
+
+def _config(run: Run, found: Found, model: str | None, lora_rank: int) -> Config:
+    """The settings with the model and the rank of LoRA that a checkpoint was made with; an explicit MODEL_NAME stays.
+
+    What a store says of a node's model is not believed: it could name one that fills the disk.
+    """
+    flags = dict(run.flags) | {"lora_rank": str(lora_rank), "node_id": found.node_id}
+    if model and not run.config.explicit("model"):
+        flags["model"] = model
     return configuration.load(run.environment, flags, run.experiment.settings)
-
-
-def _model_of(run: Run, node_id: str) -> str:
-    """A node may train another model than the experiment's, and 'auto' stands for one that only the node's journal names."""
-    for event in reversed(progress.events(run.store, run.layout, node_id)):
-        data = event.get("data")
-        if event.get("event_type") == "model_loaded" and isinstance(data, dict) and isinstance(data.get("model"), str):
-            return str(data["model"])
-    registration = read_registration(run.store, run.layout, node_id)
-    return registration.model if registration else run.config.model
 
 
 def apply_weights(policy: Policy, trained: Trained) -> None:
     """Turn the base model into the trained one; raise CheckpointError, with nothing changed, if the checkpoint is of another."""
-    own = {name: parameter for name, parameter in policy.model.named_parameters() if parameter.requires_grad}
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in trained.tensors.items()}:
-        raise CheckpointError(
-            f"the checkpoint of {trained.node_id} at round {trained.round} is of another model than {policy.name}: set MODEL_NAME "
-            "to the one that it was made with"
-        )
-    for name, parameter in own.items():
+    _check(policy, trained)
+    for name, parameter in trainable(policy.model).items():
         parameter.data.copy_(trained.tensors[name])
+
+
+def _check(policy: Policy, trained: Trained) -> None:
+    """Raise CheckpointError for what the model cannot become; whoever only asks it may do so in another DTYPE."""
+    check_weights(trained.tensors, trainable(policy.model), policy.name, any_precision=True)
 
 
 def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
@@ -190,10 +220,8 @@ def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
     if not question.strip():
         raise ConfigError(f"the question must not be empty, got {question!r}: write it in quotes")
     run = open_run(environment, flags)
-    trained = newest_checkpoint(run)
-    config = trained_config(run, trained)
     warm_up()
-    policy = load_policy(config)
+    config, policy, trained = load_trained(run)
     asked = Question(question)
     policy.check_fits([asked])
     [before] = policy.greedy([asked])

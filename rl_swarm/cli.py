@@ -347,7 +347,7 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
 def ask(question: str, as_json: bool, **flags: str | None) -> None:
     """Answer QUESTION with the base model and with the trained one, side by side.
 
-    Without --node-id the node that came furthest is asked.
+    Without --node-id the node that came furthest on this machine is asked.
     """
     from rich.console import Console
 
@@ -368,7 +368,7 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
 def export(folder: Path, **flags: str | None) -> None:
     """Write the trained model to FOLDER, as transformers loads it.
 
-    Without --node-id the node that came furthest is exported. An earlier export in FOLDER is replaced.
+    Without --node-id the node that came furthest on this machine is exported. An earlier export in FOLDER is replaced.
     """
     from rl_swarm.export import export_run
 

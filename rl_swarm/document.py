@@ -7,11 +7,11 @@ This module never touches a store.
 """
 
 import hashlib
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from rl_swarm.errors import BadDocument, Incomplete
+from rl_swarm.errors import BadDocument, CheckpointError, Incomplete
 
 SCHEMA = 1
 SMALL_BYTES = 1 << 20  # limit for everything but rollouts: the largest is a round that names a few thousand nodes
@@ -21,6 +21,7 @@ _CLOSE = b'"}\n'
 _TAIL = len(_OPEN) + 64 + len(_CLOSE)
 
 T = TypeVar("T", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
 
 
 class _Header(msgspec.Struct):
@@ -63,3 +64,11 @@ def parse(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadDocument("malformed", str(error)) from None
+
+
+def typed(state: object, kind: type[T]) -> T:
+    """What a checkpoint says, as `kind`, with every type and range checked; raise CheckpointError if it is something else."""
+    try:
+        return msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"what it says of the node is no {kind.__name__}: {error}") from None

@@ -214,15 +214,13 @@ def _share(value: float | None) -> str:
 
 
 def export_run(environment: Mapping[str, str], flags: Mapping[str, str | None], folder: Path) -> Figures:
-    """Write the newest model of NODE_ID, or of the node that came furthest; a wrong folder is refused before anything is loaded."""
+    """Write the newest model of NODE_ID, or of this machine's node that came furthest. A wrong folder is refused before anything is
+    loaded."""
     _earlier_files(folder)
-    from rl_swarm.ask import apply_weights, newest_checkpoint, open_run, trained_config
-    from rl_swarm.learner import load_policy
+    from rl_swarm.ask import apply_weights, load_trained, open_run
 
     run = open_run(environment, flags)
-    trained = newest_checkpoint(run)
-    config = trained_config(run, trained)
-    policy = load_policy(config)
+    config, policy, trained = load_trained(run)
     apply_weights(policy, trained)
     version_of_tasks = run.experiment.tasks_version
     figures = collect(config, run.store, trained.node_id, trained.round, model=policy.name, tasks_version=version_of_tasks)

@@ -21,6 +21,7 @@ TOKENS_A_GUESS = (
     32  # a model's own samples hold a quarter of the surprise that this allows (SmolLM2-135M: 0.08 of 0.34 nats a token)
 )
 LOWEST = torch.finfo(torch.float32).min
+VANISHING = torch.finfo(torch.float32).eps
 BLOCK = 512  # tokens of the vocabulary that are drawn from together
 CACHED_VALUES = 1 << 18  # fp32 values that stay in a processor's cache from one operation to the next, 1 MB
 LARGEST_LOG_GAP = 10.0  # beyond e^10 the KL estimate says "far away" and nothing more, but its gradient would drown the rest
@@ -168,11 +169,12 @@ def topr_weights(logprobs_BT: Tensor, mask_BT: Tensor, advantages_B: Tensor, ext
     """Tapered off-policy REINFORCE (arXiv:2503.14286 §3): how much each completion counts, always within [0, 1], no gradient.
 
     External completions with a negative advantage count by clip(π(y)/μ(y), 0, 1) over the whole completion: what this policy
-    would hardly say needs no pushing down. Everything else counts in full.
+    would hardly say needs no pushing down. Everything else counts in full. Weights that vanish beside 1 in fp32 are 0.
     """
     with torch.no_grad():
         log_ratio_B = masked_row_sums(logprobs_BT, mask_BT) - mu_logprobs_B
         tapered_B = torch.exp(log_ratio_B.clamp(max=0.0))
+        tapered_B = tapered_B.masked_fill(tapered_B < VANISHING, 0.0)
         return torch.where(external_B & (advantages_B < 0), tapered_B, torch.ones_like(tapered_B))
 
 

@@ -1,23 +1,27 @@
 """Assemble what learns from a node's settings: tasks, model, policy, trainer, checkpoints, evaluation."""
 
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_swarm.checkpoint import Checkpoints
+from rl_swarm.checkpoint import CheckOrigin, Checkpoints, Elsewhere, most_bytes, no_check
 from rl_swarm.config import Config
-from rl_swarm.errors import StoreAway, StoreError
+from rl_swarm.errors import StoreAway
 from rl_swarm.evaluation import HeldOut
 from rl_swarm.models import load
 from rl_swarm.node import Node, make_worker
 from rl_swarm.policy import Policy
 from rl_swarm.push import make_pusher
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, round_of_folder
+from rl_swarm.swarm.layout import Layout, node_of_checkpoint, round_of_folder
 from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.trainer import Trainer, TrainerSettings
 from rl_swarm.worker import Worker
 
 KEPT = 2
+MOST_TRIED = 16  # checkpoints of the store, so that no number of bad ones keeps a node busy for long
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,13 @@ def make_learner(config: Config, node_id: str) -> Learner:
 def make_learning_worker(node: Node) -> Worker:
     node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
     learner = make_learner(node.config, node.local.node_id)
+    node.local.remember_model(learner.policy.name)
     worker = make_worker(
         node,
         tasks=learner.tasks,
         policy=learner.policy,
         trainer=learner.trainer,
-        checkpoints=make_checkpoints(node),
+        checkpoints=make_checkpoints(node, learner.trainer.trained_bytes),
         evaluate=HeldOut(learner.tasks, learner.policy),
         push=make_pusher(node, learner.policy),
     )
@@ -73,36 +78,54 @@ def make_learning_worker(node: Node) -> Worker:
     return worker
 
 
-def make_checkpoints(node: Node) -> Checkpoints:
-    """On the local disk, and from there to the store, where the last two stay."""
-    node_id, layout = node.local.node_id, node.layout
-    uploaded = stored_rounds(node.store, layout, node_id)
+def make_checkpoints(
+    node: Node,
+    trained_bytes: int,
+    *,
+    check_origin: CheckOrigin = no_check,
+    statement: Callable[[int, Path], bytes] | None = None,
+) -> Checkpoints:
+    """On the local disk, and from there to the store, where the last two stay.
+
+    What comes from the store is judged by `check_origin(round, path)` first. What goes there is accompanied by the document that
+    `statement(round, path)` makes of it, if there is one.
+    """
+    node_id, layout, limit = node.local.node_id, node.layout, most_bytes(trained_bytes)
+    stored, uploaded = list[int](), list[int]()
+    with contextlib.suppress(StoreAway):
+        stored.extend(itertools.islice(stored_rounds(node.store, layout, node_id, node.config.max_rounds), MOST_TRIED))
 
     def upload(number: int, path: Path) -> None:
+        if not uploaded:  # what is beyond the round that this node went on from is not its own, or not of this run
+            uploaded.extend(each for each in sorted(stored) if checkpoints.resumed is not None and each <= checkpoints.resumed)
         if number not in uploaded:
             uploaded.append(number)
         outdated = [uploaded.pop(0) for _ in range(len(uploaded) - KEPT)]
-        node.publisher.upload(layout.checkpoint(number, node_id), path, tuple(layout.checkpoint(old, node_id) for old in outdated))
+        names = [layout.checkpoint(old, node_id) for old in outdated]
+        beside = None
+        if statement:
+            beside = (layout.checkpoint_statement(number, node_id), statement(number, path))
+            names += [layout.checkpoint_statement(old, node_id) for old in outdated]
+        node.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
-    def fetch(folder: Path) -> None:
-        """Bring what the store has; a checkpoint that cannot be had now is as if it were not there, and that is said."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for number in stored_rounds(node.store, layout, node_id)[-KEPT:]:
-            try:
-                node.store.get_file(layout.checkpoint(number, node_id), folder / Checkpoints.name(number), limit=1 << 40)
-            except StoreError as error:
-                node.journal.say(f"the checkpoint of round {number} could not be fetched from the store: {error}")
+    def fetch(number: int, path: Path) -> None:
+        node.store.get_file(layout.checkpoint(number, node_id), path, limit=limit)
 
-    checkpoints = Checkpoints(node.local.checkpoints, keep=KEPT, upload=upload, fetch=fetch)
-    if uploaded and uploaded[-1] > checkpoints.newest():  # this node went on elsewhere meanwhile
-        fetch(node.local.checkpoints)
+    elsewhere = Elsewhere(f"the store {node.store.url}", node.local.fetched, stored, fetch, check_origin)
+    checkpoints = Checkpoints(
+        node.local.checkpoints, keep=KEPT, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say
+    )
     return checkpoints
 
 
-def stored_rounds(store: Store, layout: Layout, node_id: str) -> list[int]:
-    """Rounds of which the store has a checkpoint of this node, oldest first; none while the store is away."""
-    try:
-        numbers = [number for number in map(round_of_folder, store.list(layout.checkpoints)) if number is not None]
-        return sorted(number for number in numbers if f"{node_id}.pt" in store.list(layout.checkpoint_folder(number)))
-    except StoreAway:
-        return []
+def stored_rounds(store: Store, layout: Layout, node_id: str, last: int) -> Iterator[int]:
+    """Rounds up to `last` of which the store has a checkpoint of this node, newest first."""
+    for number in checkpoint_rounds(store, layout, last):
+        if node_id in map(node_of_checkpoint, store.list(layout.checkpoint_folder(number))):
+            yield number
+
+
+def checkpoint_rounds(store: Store, layout: Layout, last: int) -> list[int]:
+    """Rounds up to `last` of which the store may have checkpoints, newest first."""
+    numbers = set(map(round_of_folder, store.list(layout.checkpoints)))
+    return sorted((number for number in numbers if number is not None and number <= last), reverse=True)

@@ -22,6 +22,7 @@ from rl_swarm.swarm.experiment import Experiment
 POLL_SECONDS = 0.2
 NOTICE_SECONDS = 3 * LOOK_SECONDS  # within which a node has noticed that its launcher died, and says that it is stopping
 STOPPING = "stopping"
+MODEL_FILE = "model"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class LocalFolder:
         return self.path / "checkpoints"
 
     @property
+    def fetched(self) -> Path:
+        """Checkpoints that were brought from the store; beside the node's own ones, never among them."""
+        return self.path / "fetched"
+
+    @property
     def quarantine(self) -> Path:
         return self.path / "quarantine"
 
@@ -51,6 +57,11 @@ class LocalFolder:
         if not path.exists():
             path.write_text(secrets.token_hex(16))
         return path.read_text()
+
+    def remember_model(self, name: str) -> None:
+        """For whoever asks the model later: the store may say anything about it, and `auto` stands for several."""
+        with contextlib.suppress(OSError):  # a full disk may do without
+            (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
 
     @property
     def keys(self) -> Path:
@@ -82,6 +93,14 @@ def experiment_folder(config: Config, experiment: Experiment) -> Path:
 
 def home_of(config: Config) -> Path:
     return expanded(config.home, "RL_SWARM_HOME")
+
+
+def remembered_model(folder: Path) -> str | None:
+    """The model that the node of this folder has trained last."""
+    try:
+        return (folder / MODEL_FILE).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
 
 
 def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> LocalFolder:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jinja2.exceptions import TemplateError
 from torch import Tensor
 
 from rl_swarm.architecture import packed_decoder
@@ -23,6 +22,7 @@ SYSTEM_PROMPT = (
     "for example: <answer>42</answer>"
 )
 PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
+TEMPLATE_CHARACTERS = 100_000  # that a chat template may add to the messages
 PROMPTS_KEPT = 1024  # rendered prompts remembered: a question is asked, checked for its length and trained on
 # Prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters.
 BATCH_TOKENS = 1 << 16
@@ -68,6 +68,7 @@ class Policy:
         )
         self._batch_tokens = batch_tokens
         self._system_role = tokenizer.chat_template is not None and _accepts_system_role(tokenizer)
+        self.prompt_ids("1")  # a template that cannot be used is found out now
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The question as this model reads it: its chat template where it has one, else `PLAIN_PROMPT`.
@@ -204,7 +205,7 @@ def _turn_end(tokenizer: Any, end_ids: frozenset[int]) -> int:
 def _accepts_system_role(tokenizer: Any) -> bool:
     try:
         _render(tokenizer, [_message("system", "1"), _message("user", "1")], add_generation_prompt=True)
-    except TemplateError:
+    except ModelError:
         return False
     return True
 
@@ -214,7 +215,25 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
-    # Templates of models that can think at length before they answer read `enable_thinking`: it would use up MAX_NEW_TOKENS.
-    return tokenizer.apply_chat_template(
-        messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False, enable_thinking=False
-    )
+    """The messages as token ids; raise ModelError for a template that fails, or writes nothing or far more than it was given."""
+    try:
+        # Templates of models that can think at length before they answer read `enable_thinking`: it would use up MAX_NEW_TOKENS.
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tokenize=False, enable_thinking=False
+        )
+    except Exception as error:  # a template is a program of whoever made the model: it may raise anything
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ModelError(
+            f"the chat template of the model's tokenizer fails ({type(error).__name__}: {reason}): choose another MODEL_NAME"
+        ) from error
+    most = sum(len(message["content"]) for message in messages) + TEMPLATE_CHARACTERS
+    if not isinstance(text, str) or not 0 < len(text) <= most:
+        found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
+        raise ModelError(
+            f"the chat template of the model's tokenizer makes {found} of a question, not a text of at most {most}: choose another "
+            "MODEL_NAME"
+        )
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    if not ids:
+        raise ModelError("the chat template of the model's tokenizer makes no tokens of a question: choose another MODEL_NAME")
+    return ids

@@ -8,7 +8,7 @@ How the batch is cut does not change the gradient.
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ from rl_swarm.errors import CheckpointError, ConfigError, ModelError
 from rl_swarm.forward import Passage, Reading, make_reader
 from rl_swarm.policy import Policy, out_of_memory
 from rl_swarm.rollout import Rollout
+from rl_swarm.weights import check_moments, check_random, check_weights, trainable
 
 # What the forward pass of one part of a batch leaves for its backward pass: enough for matrix products to reach their full rate.
 ACTIVATION_BYTES = {"cpu": 900_000_000, "cuda": 2_000_000_000, "mps": 2_000_000_000}
-
+MOST_UPDATES = 10**9  # that a checkpoint may say it has behind it
 
 CORRECTIONS = ("guarded", "topr", "none")
+TOKEN_MEANS = ("loss", "kl", "entropy", "clip_fraction")
 
 
 @dataclass(frozen=True)
@@ -119,32 +121,60 @@ class Trainer:
         """Take `updates_per_batch` steps on the informative rollouts of the batch, none if there is none; return what was measured.
 
         What was not measured is left out. Entropy, clip fraction and KL are means over the tokens trained on; `weight_mean` is over
-        external completions and `weight_mean_negative` over those of them with a negative advantage. Several updates are averaged.
+        external completions and `weight_mean_negative` over those of them with a negative advantage. Of `external_weighed`
+        completions that might have taught something, `external_discounted` counted for nothing. Several updates are averaged.
         """
         fitting = [rollout for rollout in batch if self._policy.fits(rollout.question)]
         informative = [rollout for rollout in fitting if grpo.informative(_rewards(rollout), self._settings.tolerance)]
-        examples = [example for rollout in informative for example in examples_of(self._policy, rollout) if self._counts(example)]
+        found = [example for rollout in informative for example in examples_of(self._policy, rollout) if self._may_count(example)]
+        examples = [example for example in found if not self._cut_short(example)]
         metrics = {
             "informative": float(len(informative)),
             "too_long": float(len(batch) - len(fitting)),
-            "tokens_trained": float(sum(len(example.passage.completion_ids) for example in examples)),
+            "tokens_trained": 0.0,
             "loss": 0.0,
             "grad_norm": 0.0,
         }
-        return metrics | self._learn(examples) if examples else metrics
+        if weighed := sum(example.external for example in found):
+            metrics |= {"external_weighed": float(weighed), "external_discounted": 0.0}
+        metrics |= self._learn(examples) if examples else {}
+        if weighed:
+            metrics["external_discounted"] += len(found) - len(examples)
+        return metrics
 
-    def _counts(self, example: Example) -> bool:
-        """Guarded, external rollouts teach what to do, never what to avoid: crafted text would have good things avoided. Nor does
-        what had to be cut teach anything: it may have been paid for what is no longer there."""
-        return self._settings.correction != "guarded" or not example.external or (example.advantage > 0 and example.whole)
+    def _may_count(self, example: Example) -> bool:
+        """Guarded, external rollouts teach what to do, never what to avoid: crafted text would have good things avoided."""
+        return self._settings.correction != "guarded" or not example.external or example.advantage > 0
+
+    def _cut_short(self, example: Example) -> bool:
+        """Guarded, what had to be cut teaches nothing: it may have been paid for what is no longer there."""
+        return self._settings.correction == "guarded" and example.external and not example.whole
 
     def _learn(self, examples: list[Example]) -> dict[str, float]:
         pending, updates = _Pending(examples, self._policy.device), self._settings.updates_per_batch
         totals: dict[str, float] = {}
         for _ in range(updates):
-            _add(totals, self._accumulate(pending))
-            _add(totals, {"grad_norm": self._step()})
+            measured = self._accumulate(pending)
+            if measured["tokens_trained"] < pending.tokens:
+                measured = self._leave_out(measured, pending.tokens)
+            _add(totals, measured)
+            _add(totals, {"grad_norm": self._step() if measured["tokens_trained"] else 0.0})
         return {name: total / updates for name, total in totals.items()}
+
+    def _leave_out(self, measured: dict[str, float], tokens: int) -> dict[str, float]:
+        """Take tokens of weight 0 out of the mean that the gradient and the measurements are: they are in the divisor only.
+
+        Otherwise a peer could shrink everybody's steps with text that counts for nothing. The weights are known after the forward
+        pass, when each part was already divided by the tokens of the whole batch.
+        """
+        counted = measured["tokens_trained"]
+        scale = tokens / counted if counted else 0.0
+        torch._foreach_mul_([parameter.grad for parameter in self._parameters if parameter.grad is not None], scale)
+        return {name: value * scale if name in TOKEN_MEANS else value for name, value in measured.items()}
+
+    @property
+    def trained_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters)
 
     def state(self) -> dict[str, Any]:
         """Everything that the next update depends on: tensors and plain values, of an adapter only the adapter.
@@ -152,37 +182,38 @@ class Trainer:
         The tensors are the live ones, not copies of a model that may fill the memory: write them out before the next update.
         """
         return {
-            "model": {name: parameter.detach() for name, parameter in self._trainable()},
+            "model": {name: parameter.detach() for name, parameter in trainable(self._policy.model).items()},
             "optimizer": self._optimizer.state_dict(),
             "rng": torch.get_rng_state(),
             "policy_version": self.policy_version,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; raise CheckpointError, with nothing changed, if it is of another model.
+        """Continue from `state`; raise CheckpointError, with nothing changed, if it cannot be used, and OtherModel if it is of
+        another model.
 
-        The learning rate is the settings', not the state's, so that a restart can change it.
+        The optimizer's settings are this trainer's, not the state's, so that a restart can change the learning rate.
         """
-        saved, own = state["model"], dict(self._trainable())
-        if {name: tensor.shape for name, tensor in saved.items()} != {name: tensor.shape for name, tensor in own.items()}:
-            raise CheckpointError(
-                f"the checkpoint's {len(saved)} trainable tensors are not the {len(own)} of {self._policy.name or 'this model'}: "
-                "use the MODEL_NAME and LORA_RANK that it was made with, or another NODE_ID"
-            )
+        own = trainable(self._policy.model)
+        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version"}:
+            raise CheckpointError("it has no trainer state")
+        version = state["policy_version"]
+        if type(version) is not int or not 0 <= version <= MOST_UPDATES:
+            raise CheckpointError(f"its policy version is not a number of updates up to {MOST_UPDATES}")
+        weights = check_weights(state["model"], own, self._policy.name)
+        moments = check_moments(state["optimizer"], weights, own, version)
+        random_state = check_random(state["rng"])
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(saved[name])
-        # On the CPU the optimizer would adopt the tensors themselves and then change them under their owner.
-        self._optimizer.load_state_dict(
-            copy.deepcopy(state["optimizer"]) if self._policy.device.type == "cpu" else state["optimizer"]
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate
-        torch.set_rng_state(state["rng"])
-        self.policy_version = state["policy_version"]
-
-    def _trainable(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, parameter) for name, parameter in self._policy.model.named_parameters() if parameter.requires_grad)
+                parameter.copy_(weights[name])
+        # Copies, since the optimizer would adopt the tensors themselves and change them under their owner.
+        copies = {
+            number: {kind: tensor.to(self._policy.device, copy=True) for kind, tensor in entry.items()}
+            for number, entry in moments.items()
+        }
+        self._optimizer.load_state_dict({"state": copies, "param_groups": self._optimizer.state_dict()["param_groups"]})
+        torch.set_rng_state(random_state)
+        self.policy_version = version
 
     def _accumulate(self, pending: _Pending) -> dict[str, float]:
         """Leave the gradient of the whole batch in the parameters.
@@ -219,7 +250,7 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def _backward(self, pending: _Pending, rows: list[int], reading: Reading) -> dict[str, float]:
-        """Add one part of the gradient; return that part of each measurement."""
+        """Add one part of the gradient; return that part of each measurement. `tokens_trained` leaves tokens of weight 0 out."""
         settings, examples = self._settings, [pending.examples[row] for row in rows]
         logprobs_BT, mask_BT = reading.logprobs_BT, reading.mask_BT
         advantages_B = mask_BT.new_tensor([example.advantage for example in examples])
@@ -230,21 +261,23 @@ class Trainer:
         elif settings.correction == "topr":
             mu_logprobs_B = mask_BT.new_tensor([example.mu_logprob for example in examples])
             weights_B = grpo.topr_weights(logprobs_BT, mask_BT, advantages_B, external_B, mu_logprobs_B)
+        counted_BT = mask_BT * (weights_B > 0).unsqueeze(-1)
         ratios_BT = grpo.ratios(logprobs_BT, self._old_logprobs(pending, rows, logprobs_BT))
         objective_BT = grpo.clipped_objective(ratios_BT, advantages_B, settings.clip_low, settings.clip_high)
         loss = grpo.token_loss(objective_BT, weights_B, mask_BT, pending.tokens)
-        measured = {}
+        measured = {"tokens_trained": counted_BT.sum().item()}
         if settings.kl_weight > 0:
             reference_BT = pad_sequence([pending.reference[row] for row in rows], batch_first=True)
-            kl = grpo.token_mean(grpo.kl_estimates(logprobs_BT, reference_BT), mask_BT, pending.tokens)
+            kl = grpo.token_mean(grpo.kl_estimates(logprobs_BT, reference_BT), counted_BT, pending.tokens)
             loss = loss + settings.kl_weight * kl
             measured["kl"] = kl.item()
         loss.backward()
         measured["loss"] = loss.item()
-        measured["entropy"] = grpo.token_mean(reading.entropies_BT, mask_BT, pending.tokens).item()
+        measured["entropy"] = grpo.token_mean(reading.entropies_BT, counted_BT, pending.tokens).item()
         clipped_BT = grpo.clipped(ratios_BT.detach(), advantages_B, settings.clip_low, settings.clip_high)
-        measured["clip_fraction"] = grpo.token_mean(clipped_BT, mask_BT, pending.tokens).item()
+        measured["clip_fraction"] = grpo.token_mean(clipped_BT, counted_BT, pending.tokens).item()
         if pending.external:
+            measured["external_discounted"] = (external_B & (weights_B == 0)).sum().item()
             measured["weight_mean"] = weights_B[external_B].sum().item() / pending.external
         if pending.external_negative:
             measured["weight_mean_negative"] = weights_B[external_B & (advantages_B < 0)].sum().item() / pending.external_negative

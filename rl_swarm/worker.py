@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import seal
+from rl_swarm.document import Count, seal, typed
 from rl_swarm.errors import CheckpointError
 from rl_swarm.journal import Journal
 from rl_swarm.measures import Stopwatch, batch_figures, own_figures, rewards_of
@@ -27,6 +30,7 @@ from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Reward, Rounds
 
 BARREN_ROUNDS = 20
+DISCOUNTED_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
 LAST_PUSH_SECONDS = 1800.0  # for the model of a run that is complete; who stops a node waits no longer than PUSH_SECONDS
 PATIENCE_INTERVALS = (
@@ -57,10 +61,8 @@ class Trainer(Protocol):
 
 
 class Checkpoints(Protocol):
-    skipped: list[str]
-
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
-    def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None: ...
+    def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None: ...
 
 
 class Evaluate(Protocol):
@@ -90,6 +92,16 @@ class WorkerSettings:
     round_interval: float = 60.0
     checkpoint_interval: int = 10
     eval_interval: int = 0
+
+
+class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything but the weights that a node is between two rounds."""
+
+    tasks: dict[str, Any]
+    exchange: dict[str, Any]
+    totals: dict[Annotated[str, Meta(max_length=64)], Count]
+    barren: Annotated[int, Meta(ge=0, lt=BARREN_ROUNDS)]
+    evaluated_at: Count
 
 
 class Stop:
@@ -136,6 +148,7 @@ class Worker:
         self.push = push
         self.totals: Counter[str] = Counter()
         self._barren = 0
+        self._discounted = 0
         self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
@@ -244,6 +257,7 @@ class Worker:
             f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
         self._warn_if_barren(batch, number)
+        self._warn_if_discounted(learnt, number)
         self._tell_mutes(number)
         for line in self.publisher.take_news():
             self.journal.event("refused", round=number, message=line)
@@ -257,6 +271,19 @@ class Worker:
             self.journal.say(
                 f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
                 "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+            )
+
+    def _warn_if_discounted(self, learnt: dict[str, float], number: int) -> None:
+        """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
+        weighed = learnt.get("external_weighed", 0.0)
+        if not weighed:
+            return
+        self._discounted = self._discounted + 1 if learnt["external_discounted"] > weighed / 2 else 0
+        if self._discounted == DISCOUNTED_ROUNDS:
+            self.journal.event("external_discounted", round=number, rounds=DISCOUNTED_ROUNDS)
+            self.journal.say(
+                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
+                "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
             )
 
     def _tell_mutes(self, number: int) -> None:
@@ -282,26 +309,32 @@ class Worker:
 
     def _begin(self) -> int:
         """Restore what this node was, and find the round to start with."""
-        restored = self.checkpoints.restore()
-        for problem in self.checkpoints.skipped:
-            self.journal.say(f"a checkpoint was not used: {problem}")
-        number = 0
-        if restored:
-            number, node_state, trainer_state = restored
-            self.trainer.restore(trainer_state)
-            self.tasks.restore(node_state["tasks"])
-            self.exchange.restore(node_state["exchange"])
-            self.totals = Counter(node_state["totals"])
-            self._barren = node_state["barren"]
-            self._evaluated_at = node_state["evaluated_at"]
-            self._saved_at = number
-            self.exchange.policy_version = self.trainer.policy_version
+        resumed = self.checkpoints.restore(self._resume)
+        number = resumed or 0
         self._mark_boundary(number)
         self.journal.rewind(number)
-        self.journal.event("started", resumed=bool(restored), round=number)
-        if not restored and self.evaluate and self.settings.eval_interval:
+        self.journal.event("started", resumed=resumed is not None, round=number)
+        if resumed is None and self.evaluate and self.settings.eval_interval:
             self._evaluate(0)
         return self.pace.first(number)
+
+    def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+        """Become what a checkpoint says that this node was; raise CheckpointError, with nothing changed, where that cannot be."""
+        state = typed(node_state, NodeState)
+        if state.evaluated_at > number:
+            raise CheckpointError(f"it says that round {state.evaluated_at} was evaluated, which comes after its own")
+        before = self.tasks.state(), self.exchange.state()
+        try:
+            self.tasks.restore(state.tasks)
+            self.exchange.restore(state.exchange)
+            self.trainer.restore(trainer_state)
+        except CheckpointError:
+            self.tasks.restore(before[0])
+            self.exchange.restore(before[1])
+            raise
+        self.totals = Counter(state.totals)
+        self._barren, self._evaluated_at, self._saved_at = state.barren, state.evaluated_at, number
+        self.exchange.policy_version = self.trainer.policy_version
 
     def _next_round(self, number: int) -> int:
         if number + 1 >= self.settings.max_rounds:

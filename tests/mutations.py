@@ -171,10 +171,10 @@ def checkpoint_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Worker._begin
 
     def begin(self: Worker) -> int:
-        restored = self.checkpoints.restore()
-        self.checkpoints.restore = lambda: None  # type: ignore[method-assign]
+        restored = self.checkpoints.restore(lambda *state: None)
+        self.checkpoints.restore = lambda apply: None  # type: ignore[method-assign]
         number = original(self)
-        return max(number, restored[0]) if restored else number
+        return max(number, restored or 0)
 
     monkeypatch.setattr(Worker, "_begin", begin)
 

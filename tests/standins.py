@@ -108,7 +108,6 @@ class StandInCheckpoints:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.saved: str | None = None
-        self.skipped: list[str] = []
 
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         self.saved = json.dumps([round, node_state, trainer_state])
@@ -121,7 +120,14 @@ class StandInCheckpoints:
             except OSError as error:
                 raise CheckpointError(f"no checkpoint of round {round} could be written: {error}") from error
 
-    def restore(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None:
+        found = self.newest()
+        if found is None:
+            return None
+        apply(*found)
+        return found[0]
+
+    def newest(self) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         if self.folder and (self.folder / "checkpoint.json").exists():
             self.saved = (self.folder / "checkpoint.json").read_text()
         if self.saved is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_swarm.errors import NotFound
+from rl_swarm.errors import NotFound, Refused
 from rl_swarm.store import Store
 
 
@@ -66,10 +66,13 @@ class StoreContract:
         source.write_bytes(bytes(range(256)) * 10_000)
         assert store.put_file("c/big.pt", source)
         assert not store.put_file("c/big.pt", source)
-        self.second(store).get_file("c/big.pt", target, limit=1 << 24)
+        self.second(store).get_file("c/big.pt", target, limit=2_560_000)
         assert target.read_bytes() == source.read_bytes()
         with pytest.raises(NotFound):
-            store.get_file("c/none.pt", target, limit=1 << 24)
+            store.get_file("c/none.pt", target, limit=10)
+        with pytest.raises(Refused):
+            store.get_file("c/big.pt", target, limit=2_559_999)
+        assert not target.exists()
 
     @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/../b", "", ".hidden", "a\nb", "a/.b", "ä"])
     def test_keys_that_could_leave_the_store_are_refused(self, store: Store, key: str) -> None:

@@ -32,7 +32,7 @@ LEVELS = [
         "progress",
         "measures",
     },
-    {"trainer", "checkpoint", "evaluation"},
+    {"archive", "weights", "trainer", "checkpoint", "evaluation"},
     {"worker", "coordinator", "local"},
     {
         "node",
@@ -63,6 +63,7 @@ TORCH = {
     "architecture",
     "sampling",
     "forward",
+    "weights",
     "trainer",
     "checkpoint",
 }

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,10 @@ import torch
 from rich.console import Console
 
 from rl_swarm import ask as asking
-from rl_swarm.ask import Answers, Trained, apply_weights, newest_checkpoint, open_run, show, trained_config
+from rl_swarm.ask import Answers, Trained, apply_weights, load_trained, open_run, show
 from rl_swarm.checkpoint import Checkpoints
 from rl_swarm.config import load
-from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.learner import load_policy
 from rl_swarm.local import claim, experiment_folder
 from rl_swarm.policy import Policy
@@ -70,8 +72,14 @@ class Trial:
             self.store.put_file(LAYOUT.checkpoint(number, node_id), path)
         return path
 
+    def plant(self, number: int, node_id: str) -> Path:
+        """Where a checkpoint of this name is in the store, for whoever wants to put something there."""
+        path = Path(self.store.root, LAYOUT.checkpoint(number, node_id))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
     def find(self, **flags: str) -> Trained:
-        return newest_checkpoint(open_run(self.environment, flags))
+        return load_trained(open_run(self.environment, flags))[2]
 
 
 @pytest.fixture
@@ -90,15 +98,42 @@ def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_without_a_node_the_one_that_came_furthest_is_found_wherever_it_is(trial: Trial) -> None:
+def test_without_a_node_the_one_that_came_furthest_on_this_machine_is_found(trial: Trial) -> None:
     policies = [trial.policy(seed) for seed in range(4)]
     trial.save("w1", 10, policies[0])
     trial.save("w1", 9, policies[1])
     assert (found := trial.find()) and (found.node_id, found.round) == ("w1", 10) and holds(found, policies[0])
     trial.save("w2", 30, policies[2], on_disk=False, in_store=True)
-    assert (found := trial.find()) and (found.node_id, found.round) == ("w2", 30) and holds(found, policies[2])
+    trial.save("w1", 31, policies[2], on_disk=False, in_store=True)
+    assert (found := trial.find()) and (found.node_id, found.round) == ("w1", 10), "a stranger's is not taken unasked"
     trial.save("w3", 30, policies[3])
-    assert (found := trial.find()) and found.node_id == "w3", "of two the one on this disk costs no transfer"
+    assert (found := trial.find()) and found.node_id == "w3" and holds(found, policies[3])
+
+
+def test_where_this_machine_has_none_the_nodes_of_the_store_are_named(trial: Trial) -> None:
+    for node_id in ("w2", "w1"):
+        trial.save(node_id, 30, trial.policy(1), on_disk=False, in_store=True)
+    trial.plant(30, "w1 (1)").write_bytes(b"")
+    with pytest.raises(ConfigError) as refused:
+        trial.find()
+    assert str(refused.value) == (
+        "no checkpoint of the experiment 'trial' on this machine; the store has some of w1, w2: name one with --node-id, or train "
+        "first with 'rl-swarm work'"
+    )
+    for number in range(20):
+        trial.plant(30, f"x{number:02d}").write_bytes(b"")
+    with pytest.raises(ConfigError, match="some of w1, w2, x00, x01, x02, x03, x04, x05, x06, x07, …: name one"):
+        trial.find()
+    assert trial.find(node_id="w1").round == 30
+
+
+def test_names_that_a_drive_makes_of_duplicates_are_passed_over(trial: Trial) -> None:
+    trial.save("w1", 10, trial.policy(1), in_store=True)
+    for name in ("w1 (1)", "Copy of w1", "w1.pt", ".w1", "w1\n", "ä", "x" * 200):
+        trial.plant(12, name).write_bytes(b"somebody's own")
+    trial.plant(12, "w1").mkdir()
+    assert (found := trial.find(node_id="w1")) and found.round == 10
+    assert (found := trial.find()) and found.round == 10
 
 
 def test_of_a_named_node_the_newest_is_found_on_this_disk_or_else_in_the_store(trial: Trial) -> None:
@@ -111,7 +146,9 @@ def test_of_a_named_node_the_newest_is_found_on_this_disk_or_else_in_the_store(t
 
 
 def test_there_is_a_clear_line_where_nothing_was_trained(trial: Trial) -> None:
-    with pytest.raises(ConfigError, match="no checkpoint of the experiment 'trial': train first with 'rl-swarm work'"):
+    with pytest.raises(
+        ConfigError, match="no checkpoint of the experiment 'trial' on this machine: train first with 'rl-swarm work'"
+    ):
         trial.find()
     trial.save("w1", 1, trial.policy(0))
     with pytest.raises(ConfigError, match="no checkpoint of node 'w2' in the experiment 'trial': train first"):
@@ -131,12 +168,15 @@ def test_a_broken_checkpoint_is_passed_over_and_left_where_it_is(trial: Trial) -
     trial.store.delete(LAYOUT.checkpoint(20, "w1"))
     trial.store.put(LAYOUT.checkpoint(20, "w1"), whole[: len(whole) // 2])
     before = everything(trial.home)
-    assert (found := trial.find()) and found.round == 10 and holds(found, policy)
+    for flags in ({}, {"node_id": "w1"}):
+        assert (found := trial.find(**flags)) and found.round == 10 and holds(found, policy)
     assert everything(trial.home) == before
     for path in trial.home.rglob("*.pt"):
         path.write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="none of the 3 checkpoints of the experiment 'trial' can be read"):
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints of the experiment 'trial' on this machine can be used"):
         trial.find()
+    with pytest.raises(CheckpointError, match="none of the 3 checkpoints of node 'w1' in the experiment 'trial' can be used"):
+        trial.find(node_id="w1")
 
 
 def test_a_running_node_is_not_disturbed(trial: Trial, tmp_path: Path) -> None:
@@ -157,10 +197,10 @@ def test_a_checkpoint_that_vanishes_while_it_is_looked_for_is_passed_over(trial:
     trial.save("w1", 10, trial.policy(1))
     newer = trial.save("w1", 11, trial.policy(2))
     trial.save("w2", 12, trial.policy(3), on_disk=False, in_store=True)
-    listed = [*asking._on_disk(open_run(trial.environment, {})), *asking._in_store(open_run(trial.environment, {}))]
+    listed = [*asking._candidates(open_run(trial.environment, {})), asking.Found("w2", 12)]
     newer.unlink()
     trial.store.delete(LAYOUT.checkpoint(12, "w2"))
-    monkeypatch.setattr(asking, "_on_disk", lambda run: listed)
+    monkeypatch.setattr(asking, "_candidates", lambda run: listed)
     assert trial.find().round == 10
 
 
@@ -179,9 +219,7 @@ def test_both_models_answer_as_they_do_in_training(trial: Trial) -> None:
 def test_an_adapter_is_recognised_by_its_checkpoint(trial: Trial) -> None:
     trained = trial.policy(3, lora_rank=3)
     trial.save("w1", 10, trained)
-    run = open_run(trial.environment, {})
-    found = newest_checkpoint(run)
-    config = trained_config(run, found)
+    config, _, found = load_trained(open_run(trial.environment, {}))
     assert config.lora_rank == 3 and holds(found, trained)
     answers = asking.ask(trial.environment, {}, QUESTION)
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
@@ -192,21 +230,80 @@ def test_an_adapter_is_recognised_by_its_checkpoint(trial: Trial) -> None:
 def test_a_node_that_trains_another_model_than_the_experiment_is_asked_with_its_own(trial: Trial) -> None:
     trained = trial.policy(3, "gpt2")
     trial.save("w1", 10, trained)
-    with pytest.raises(CheckpointError, match=r"is of another model than .*llama: set MODEL_NAME"):
+    with pytest.raises(OtherModel, match=r"the checkpoint of w1 at round 10: .* of .*llama: use the MODEL_NAME"):
         asking.ask(trial.environment, {}, QUESTION)
     assert asking.ask(trial.environment, {"model": str(trial.models["gpt2"])}, QUESTION).trained
-    register(trial.store, LAYOUT, Registration("w1", "worker", 0.0, "auto", "w1", "", ""))
-    event = {"event_type": "model_loaded", "data": {"model": str(trial.models["gpt2"])}}
-    trial.store.put(LAYOUT.log("w1", "training_events.jsonl"), b'{"event_type": "model_loaded"}\n' + json.dumps(event).encode())
+    node = claim(load(trial.environment | {"NODE_ID": "w1"}), trial.experiment)
+    node.remember_model(str(trial.models["gpt2"]))
+    node.lock.close()
     answers = asking.ask(trial.environment, {}, QUESTION)
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
 
 
-def test_a_registration_names_the_model_where_the_journal_does_not(trial: Trial) -> None:
-    trial.save("w1", 10, trial.policy(3, "gpt2"))
-    register(trial.store, LAYOUT, Registration("w1", "worker", 0.0, str(trial.models["gpt2"]), "w1", "", ""))
-    run = open_run(trial.environment, {})
-    assert trained_config(run, newest_checkpoint(run)).model == str(trial.models["gpt2"])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_stores_word_about_a_nodes_model_is_not_believed(trial: Trial, on_disk: bool) -> None:
+    """It could name a model that fills the disk."""
+    trial.save("w1", 10, trial.policy(3), on_disk=on_disk, in_store=True)
+    event = {"event_type": "model_loaded", "data": {"model": "stranger/giant"}}
+    trial.store.put(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(event).encode())
+    register(trial.store, LAYOUT, Registration("w1", "worker", 0.0, "stranger/giant", "w1", "", ""))
+    assert load_trained(open_run(trial.environment, {"node_id": "w1"}))[0].model == str(trial.models["llama"])
+
+
+def planted(trial: Trial, kind: str, path: Path) -> None:
+    """What somebody puts into the store as a newer checkpoint of w1."""
+    made = trial.policy(2)
+    state = Trainer(made, TrainerSettings(learning_rate=1e-3)).state()
+    name = next(name for name in state["model"] if "up_proj" in name)
+    if kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(trial.save("w1", 90, made, on_disk=False))
+    elif kind == "giant":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    elif kind == "wide adapter":
+        state["model"] = {"base_model.model.lora_A.default.weight": torch.zeros(1).expand(10**9, 64)}
+    elif kind == "no trainer":
+        state = {"model": 3}
+    elif kind == "another name":
+        state["model"] = {"stranger": torch.zeros(3)}
+    elif kind == "not finite":
+        state["model"][name].fill_(float("nan"))
+    elif kind == "zeros":
+        state["model"][name].zero_()
+    if not os.path.lexists(path):
+        path.write_bytes(Checkpoints(trial.home.parent / "made").save(90, {}, state).read_bytes())
+
+
+KINDS = ["endless", "pipe", "folder", "link", "giant", "wide adapter", "no trainer", "another name", "not finite", "zeros"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_planted_in_the_store_is_passed_over(trial: Trial, kind: str, tmp_path: Path) -> None:
+    policy = trial.policy(1)
+    trial.save("w1", 10, policy, in_store=True)
+    planted(trial, kind, trial.plant(90, "w1"))
+    for flags in ({}, {"node_id": "w1"}):
+        assert (found := trial.find(**flags)) and found.round == 10 and holds(found, policy)
+    shutil.rmtree(trial.home)
+    assert (found := trial.find(node_id="w1")) and found.round == 10 and holds(found, policy), "the store's, which is older"
+
+
+def test_very_many_planted_checkpoints_are_not_all_tried(trial: Trial) -> None:
+    trial.save("w1", 1, trial.policy(1), in_store=True)
+    for number in range(2, 60):
+        trial.plant(number, "w1").write_bytes(b"nothing")
+    trial.plant(10**9, "w1").write_bytes(b"beyond the last round")
+    run = open_run(trial.environment, {"node_id": "w1"})
+    assert load_trained(run)[2].round == 1, "this disk's own"
+    assert run.store.counts["bytes_in"] < 10_000
+    assert run.store.counts["get"] <= asking.MOST_TRIED + 2
 
 
 def test_weights_of_another_model_change_nothing(trial: Trial) -> None:
@@ -214,7 +311,7 @@ def test_weights_of_another_model_change_nothing(trial: Trial) -> None:
     before = {name: tensor.clone() for name, tensor in policy.model.named_parameters()}
     wrong = dict(list(before.items())[1:])
     for tensors in (wrong, before | {"more": torch.zeros(1)}, before | {"lm_head.weight": torch.zeros(1, 32)}):
-        with pytest.raises(CheckpointError, match="the checkpoint of w1 at round 3 is of another model than"):
+        with pytest.raises(OtherModel, match="trainable tensors are not the"):
             apply_weights(policy, Trained("w1", 3, tensors))
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.named_parameters())
 

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import random
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_swarm import ask, progress
 from rl_swarm import config as configuration
+from rl_swarm import progress
 from rl_swarm.checkpoint import Checkpoints
 from rl_swarm.clock import Clock
 from rl_swarm.document import unseal
-from rl_swarm.errors import SwarmError
+from rl_swarm.errors import OtherModel, SwarmError
 from rl_swarm.experiments.card import Places, sections
 from rl_swarm.experiments.examples import published_examples
 from rl_swarm.experiments.following import Following, published
@@ -36,14 +37,18 @@ from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.experiment import Experiment
-from rl_swarm.swarm.layout import node_of_file, round_of_file, round_of_folder, sequence_of_file
+from rl_swarm.swarm.layout import node_of_checkpoint, node_of_file, round_of_file, round_of_folder, sequence_of_file
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, read_reward, submitted
+from rl_swarm.trainer import Trainer, TrainerSettings
 from rl_swarm.view import visible
 from tests.clocks import VirtualClock
 from tests.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
 from tests.standins import TASKS_VERSION, StandInTasks
+from tests.test_checkpoint import write_archive
+from tests.test_trainer import scored
+from tests.tiny_models import policy
 
 FAST, SLOW = 2_000, 100_000
 CLOCK: Clock = VirtualClock()
@@ -104,11 +109,6 @@ def rewind(given: Input) -> None:
     Following(store, LAYOUT, 9).look()
 
 
-def model_of(given: Input) -> None:
-    config = configuration.load({"MODEL_NAME": "nano"})
-    ask._model_of(ask.Run({}, {}, config, given.store, LAYOUT, experiments.read(given.store, LAYOUT)), "w1")  # type: ignore[arg-type]
-
-
 def summary(given: Input) -> None:
     """It raises nothing at all, and what it found can be shown and written."""
     try:
@@ -136,7 +136,6 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
     ("/logs/", lambda given: progress.metrics(given.store, LAYOUT, "w1")),
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
-    ("/logs/", model_of),
     ("metrics.jsonl", rewind),
     ("/progress_", lambda given: progress.rows(progress.lines(given.store, LAYOUT.progress("w1")))),
     (LAYOUT.root, lambda given: progress.all_experiments(given.store)),
@@ -204,12 +203,41 @@ def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path)
         if number % 2 and len(data) > 71:  # past the checksum, to what torch makes of it
             data = data[:-64] + hashlib.sha256(data[:-71]).hexdigest().encode()
         (tmp_path / Checkpoints.name(3)).write_bytes(data)
-        Checkpoints(tmp_path).restore()
+        Checkpoints(tmp_path).restore(lambda number, node_state, trainer_state: None)
+
+
+def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_our_own_error(tmp_path: Path) -> None:
+    """The archive is whole and its checksum right; what its pickle says of the tensors is not."""
+    trainer = Trainer(policy(), TrainerSettings(learning_rate=1e-3))
+    trainer.update(scored(policy()))
+    path = Checkpoints(tmp_path).save(3, {"tasks": {}}, trainer.state())
+    with zipfile.ZipFile(path) as archive:
+        members = {name.removeprefix("archive/"): archive.read(name) for name in archive.namelist()}
+    fuzzer, refused = Fuzzer(8), 0
+    for _ in range(300):
+        with path.open("wb") as file:
+            write_archive(file, members | {"data.pkl": fuzzer._flip(members["data.pkl"])})
+        try:
+            refused += Checkpoints(tmp_path).restore(lambda number, node, state: trainer.restore(state)) is None
+        except OtherModel:
+            refused += 1
+    assert refused > 150
 
 
 def test_no_name_in_a_folder_confuses_its_readers() -> None:
     fuzzer = Fuzzer(5)
-    names = ["round_000003.json", "round_3/", "w1.json", "w1.0.json", "000002.json", ".hidden", "w1 (1).json", "٣.json"]
+    names = [
+        "round_000003.json",
+        "round_3/",
+        "w1.json",
+        "w1.0.json",
+        "000002.json",
+        ".hidden",
+        "w1 (1).json",
+        "٣.json",
+        "w1.pt",
+        "w1 (1).pt",
+    ]
     for _ in range(2_000):
         damaged = fuzzer._flip(fuzzer.chance.choice(names).encode()).decode("utf-8", "replace")
         listed = fuzzer.chance.choices([*names, damaged], k=3)
@@ -217,7 +245,7 @@ def test_no_name_in_a_folder_confuses_its_readers() -> None:
             clock=VirtualClock(),
             data={f"{LAYOUT.root}/{folder}/{name}": b"" for folder in ("state", "peers", "rewards") for name in listed},
         )
-        for reader in (round_of_file, round_of_folder, node_of_file, sequence_of_file):
+        for reader in (round_of_file, round_of_folder, node_of_file, node_of_checkpoint, sequence_of_file):
             for name in listed:
                 assert reader(name) is None or isinstance(reader(name), (int, str))
         assert all(node_of_file(f"{name}.json") == name for name in read_names(store)), "a name that is none was taken for a node"

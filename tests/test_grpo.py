@@ -172,6 +172,13 @@ def test_topr_weights() -> None:
     assert not weights.requires_grad
 
 
+def test_topr_weights_that_vanish_are_zero() -> None:
+    """exp(-15) is 3.1e-7, above the 1.2e-7 that 1 can be told from in fp32; exp(-17) is 4.1e-8."""
+    logprobs, external = torch.tensor([[-15.0], [-17.0]]), torch.ones(2, dtype=torch.bool)
+    weights = grpo.topr_weights(logprobs, torch.ones(2, 1), -torch.ones(2), external, torch.zeros(2))
+    assert weights[0].item() == pytest.approx(math.exp(-15), rel=1e-5) and weights[1].item() == 0.0
+
+
 def test_topr_weights_stay_in_bounds_for_any_credible_claim() -> None:
     logprobs, mask = torch.full((3, 4), -1e4), torch.ones(3, 4)
     claims = torch.tensor([grpo.credible_logprob(claim, 4) for claim in (math.nan, -80.0, -0.0)])

@@ -1,11 +1,15 @@
 """The whole learner: real model, tasks, policy and trainer in the shipped loop."""
 
 import contextlib
+import math
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -14,11 +18,16 @@ import pytest
 import torch
 
 from rl_swarm import progress
-from rl_swarm.checkpoint import Checkpoints
+from rl_swarm.checkpoint import Checkpoints, _write, checksum
+from rl_swarm.errors import CheckpointError, OtherModel
+from rl_swarm.learner import make_checkpoints, make_learning_worker
+from rl_swarm.node import Node, open_node
 from rl_swarm.rollout import Completion, decode
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.tasks import tasks_version
+from rl_swarm.worker import Worker
 from tests.learning import LAYOUT, make_worker, same, weights
 from tests.tiny_models import gpt2, plain_tokenizer
 
@@ -127,8 +136,9 @@ def start_work(tmp_path: Path, name: str, **settings: Any) -> "subprocess.Popen[
 def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     """The last checkpoint, and the metrics without what depends on the machine and its moment."""
     (checkpoints,) = (tmp_path / name / "home").glob("trial-*/me/checkpoints")
-    restored = Checkpoints(checkpoints).restore()
-    assert restored is not None
+    found: list[Any] = []
+    Checkpoints(checkpoints).restore(lambda *state: found.append(state))
+    [restored] = found
     rows = progress.metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
     passing = {"timestamp", "tokens_per_s", "seconds", "store", "tasks", "pending"}
     return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
@@ -159,6 +169,198 @@ def test_a_node_that_lost_its_disk_goes_on_from_the_stores_checkpoint(tmp_path: 
     store = FolderStore(tmp_path / "one" / "store")
     starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
     assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 2}]
+
+
+# What strangers put into the store under this node's name
+
+
+class Home:
+    """A store, and machines on which the node `me` is started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = FolderStore.open(str(folder / "store"))
+        self.nodes: list[Node] = []
+
+    def start(self, machine: str = "machine", **settings: Any) -> tuple[Worker, list[str]]:
+        """A worker that has found its checkpoint and plays no round yet, and what it said."""
+        self.close()
+        torch.set_num_threads(1)
+        said: list[str] = []
+        environment = {
+            "GDRIVE_PATH": str(self.folder / "store"),
+            "RL_SWARM_HOME": str(self.folder / machine),
+            "EXPERIMENT_NAME": "trial",
+            "NODE_ID": "me",
+            "MODEL_NAME": "nano",
+            "CPU_ONLY": "1",
+            "MAX_ROUNDS": "200",
+            "EVAL_INTERVAL": "0",
+            "NUM_TRAIN_SAMPLES": "1",
+            "NUM_GENERATIONS": "4",
+            **{key: str(value) for key, value in settings.items()},
+        }
+        self.nodes.append(open_node(environment, {}, tasks_version=tasks_version(), console=said.append))
+        worker = make_learning_worker(self.nodes[-1])
+        self.number = worker._begin()
+        return worker, [line for line in said if "checkpoint" in line]
+
+    def save(self, worker: Worker, number: int) -> None:
+        """As at the end of this round."""
+        worker._mark_boundary(number)
+        worker._save()
+        assert self.nodes[-1].publisher.pump()
+
+    @property
+    def local(self) -> Path:
+        return self.nodes[-1].local.checkpoints
+
+    def path(self, number: int, name: str = "me.pt") -> Path:
+        path = self.folder / "store" / LAYOUT.checkpoint_folder(number) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def plant(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+        """The newest checkpoint of the disk as one of a later round, changed, with everything else right."""
+        document = torch.load(sorted(self.local.glob("*.pt"))[-1], weights_only=True) | {"round": number}
+        change(document)
+        with self.path(number).open("wb") as file:
+            _write(document, file)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.publisher.close(10)
+            node.local.lock.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path)
+    yield made
+    made.close()
+
+
+def some_weight(document: dict[str, Any]) -> torch.Tensor:
+    return next(tensor for name, tensor in document["trainer"]["model"].items() if "up_proj" in name)
+
+
+PLANTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no node state": (lambda document: document.update(node={}), "no NodeState"),
+    "no tasks": (lambda document: document["node"].update(tasks={}), "no Cursor"),
+    "no exchange": (lambda document: document["node"].update(exchange={}), "no ExchangeState"),
+    "no trainer": (lambda document: document.update(trainer=7), "no trainer state"),
+    "no optimizer": (lambda document: document["trainer"].update(optimizer={}), "optimizer state is not by parameter"),
+    "not finite": (lambda document: some_weight(document).fill_(math.nan), "not finite"),
+    "zeros": (lambda document: some_weight(document).zero_(), "are zero"),
+    "another model": (lambda document: document["trainer"]["model"].popitem(), "trainable tensors are not"),
+    "another round": (lambda document: document.update(round=151), "its name says round 150"),
+}
+
+
+@pytest.mark.parametrize("harm", PLANTED)
+def test_a_planted_checkpoint_is_refused_with_its_reason_and_the_disks_own_is_taken(home: Home, harm: str) -> None:
+    worker, said = home.start()
+    assert said == []
+    worker.play(0)
+    home.save(worker, 10)
+    expected = weights(worker)
+    change, reason = PLANTED[harm]
+    home.plant(150, change)
+    again, said = home.start()
+    assert home.number == 10 and same(weights(again), expected)
+    assert len(said) == 1 and said[0].startswith("a checkpoint was not used: round_000150.pt of the store ") and reason in said[0]
+    assert [path.name for path in home.local.iterdir()] == ["round_000010.pt"]
+    fresh, said = home.start("another machine")
+    assert home.number == 10 and same(weights(fresh), expected), (
+        "and a machine whose disk is gone goes on from the store's older one"
+    )
+    assert len(said) == 2 and "going on from round 10 with the checkpoint of the store" in said[1]
+
+
+@pytest.mark.timeout(120)
+def test_names_in_the_store_that_are_no_checkpoint_cost_nothing(home: Home) -> None:
+    worker, _ = home.start()
+    home.save(worker, 10)
+    home.path(120).symlink_to("/dev/zero")
+    os.mkfifo(home.path(121))
+    home.path(122).mkdir()
+    with home.path(123).open("wb") as file:
+        file.truncate(1 << 40)
+    home.path(124, "me (1).pt").write_bytes(b"a Drive's duplicate")
+    home.path(10**6).write_bytes(b"beyond the last round")
+    for machine in ("machine", "another machine"):
+        _, said = home.start(machine)
+        assert home.number == 10
+        refused = [line for line in said if "was not used" in line]
+        assert [line.split()[5][:15] for line in refused] == [f"round_000{number}.pt"[:15] for number in (123, 121, 120)]
+        assert not list(home.nodes[-1].local.fetched.glob("round_00012*"))
+
+
+def test_a_node_that_went_on_elsewhere_keeps_what_this_machine_had(home: Home) -> None:
+    worker, _ = home.start()
+    worker.play(0)
+    home.save(worker, 10)
+    away, said = home.start("another machine")
+    assert home.number == 10 and "this disk has none" in said[0]
+    away.play(1)
+    home.save(away, 20)
+    back, said = home.start()
+    assert home.number == 20 and same(weights(back), weights(away))
+    aside = home.local.with_name("checkpoints-before-20")
+    assert len(said) == 1 and "this disk's own ends at round 10" in said[0] and str(aside) in said[0]
+    for number in (30, 40, 50):
+        home.save(back, number)
+    assert [path.name for path in aside.iterdir()] == ["round_000010.pt"]
+    assert sorted(path.name for path in home.local.iterdir()) == ["round_000040.pt", "round_000050.pt"]
+    assert sorted(path.parent.name for path in (home.folder / "store").rglob("me.pt")) == ["round_40", "round_50"]
+
+
+def test_what_is_beyond_this_nodes_own_round_is_not_deleted_with_what_is_outdated(home: Home) -> None:
+    """It may be a run of another model that a wrong setting has hidden."""
+    worker, _ = home.start()
+    home.save(worker, 10)
+    home.plant(150, lambda document: document.update(node={}))
+    again, _ = home.start()
+    for number in (20, 30, 40):
+        home.save(again, number)
+    assert sorted(path.parent.name for path in (home.folder / "store").rglob("me.pt")) == ["round_150", "round_30", "round_40"]
+
+
+def test_a_fresh_machine_with_another_model_does_not_begin_anew(home: Home, tmp_path: Path) -> None:
+    worker, _ = home.start()
+    home.save(worker, 10)
+    tokenizer = plain_tokenizer()
+    gpt2(len(tokenizer)).save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(OtherModel, match="use the MODEL_NAME, LORA_RANK and DTYPE that it was made with, or another NODE_ID"):
+        home.start("another machine", MODEL_NAME=tmp_path / "gpt2")
+
+
+def test_what_is_fetched_can_be_checked_and_what_is_uploaded_accompanied(home: Home) -> None:
+    worker, _ = home.start()
+    node = home.nodes[-1]
+    bytes_ = worker.trainer.trained_bytes  # type: ignore[attr-defined]
+
+    def statement(number: int, path: Path) -> bytes:
+        return f"{number} {checksum(path)}".encode()
+
+    def check_origin(number: int, path: Path) -> None:
+        said = node.store.get(LAYOUT.checkpoint_statement(number, "me"), limit=200).decode()
+        if said != f"{number} {checksum(path)}":
+            raise CheckpointError("it is not what this node said of it")
+
+    signing = make_checkpoints(node, bytes_, check_origin=check_origin, statement=statement)
+    for number in (10, 20, 30):
+        signing.save(number, worker._boundary[1], worker.trainer.state())
+        assert node.publisher.pump()
+    stored = sorted(path.name for path in (home.folder / "store" / LAYOUT.checkpoints).rglob("*.*"))
+    assert stored == ["me.json", "me.json", "me.pt", "me.pt"]
+    home.path(30).write_bytes(home.path(20).read_bytes())
+    shutil.rmtree(home.local)
+    found: list[int] = []
+    again = make_checkpoints(node, bytes_, check_origin=check_origin, statement=statement)
+    assert again.restore(lambda number, node_state, trainer_state: found.append(number)) == 20
+    assert found == [20], "of round 30 it said something else"
 
 
 @pytest.mark.slow

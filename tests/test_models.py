@@ -1,5 +1,6 @@
 """Any model loads by its MODEL_NAME or is refused with one clear line, and nothing is chosen that this machine cannot do."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from rl_swarm import config as configuration
 from rl_swarm.errors import ModelError
+from rl_swarm.learner import load_policy
 from rl_swarm.models import choose_device, choose_dtype, choose_model, hardware, load, loading
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Question
@@ -108,6 +111,42 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_end_is_refused(tmp_path: Path) -> None:
     endless = PreTrainedTokenizerFast(tokenizer_object=tiny_models.byte_level([], 300))
     assert "no end-of-sequence token" in refusal(save(tmp_path / "endless", tiny_models.gpt2(300), endless))
+
+
+TEMPLATES = {
+    "it raises": "{{ raise_exception('no') }}",
+    "undefined names": "{{ nobody.knows.this }}",
+    "no syntax": "{% for %}",
+    "it divides by zero": "{{ 1 // 0 }}",
+    "it calls what is no function": "{{ messages(1) }}",
+    "it asks for a file": "{% include '/etc/passwd' %}",
+    "it looks around": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "more than a sandbox allows": "{% for i in range(10**9) %}x{% endfor %}",
+    "nothing": "",
+    "very long": "{{ 'x' * 10000000 }}",
+    "only the question is too much": "{% if messages[-1]['role'] == 'user' %}{{ raise_exception('no') }}{% endif %}hello",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_chat_template_that_cannot_be_used_is_one_line_at_the_start(template: str, tmp_path: Path) -> None:
+    folder = save(tmp_path / "llama", tiny_models.llama(320), tiny_models.chat_tokenizer(TEMPLATES[template]))
+    config = configuration.load({"MODEL_NAME": str(folder), "CPU_ONLY": "1"})
+    with pytest.raises(ModelError, match=r"the chat template of the model's tokenizer .* choose another MODEL_NAME") as refused:
+        load_policy(config)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["42", "true", '{"a": 1}', '[{"name": "other", "template": "x"}]', '["x"]'])
+def test_a_chat_template_that_is_no_text_is_one_line_at_the_start(content: str, tmp_path: Path) -> None:
+    folder = save(tmp_path / "llama", tiny_models.llama(320), tiny_models.chat_tokenizer())
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": json.loads(content)}))
+    config = configuration.load({"MODEL_NAME": str(folder), "CPU_ONLY": "1"})
+    with pytest.raises(ModelError) as refused:
+        load_policy(config)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_missing_embedded_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rl_swarm.clock import SystemClock
-from rl_swarm.errors import NotFound
+from rl_swarm.errors import NotFound, Refused
 from rl_swarm.store.base import Transient
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -150,6 +150,32 @@ def test_large_files_come_after_small_ones_and_the_newest_wins(tmp_path: Path) -
     publisher.put("a/small", b"1")
     assert sent == ["a/small", "c/new"]
     assert publisher.pending == 0
+
+
+def test_a_large_file_replaces_what_has_its_name_and_its_document_follows(tmp_path: Path) -> None:
+    """Half a file of a process that was killed, or somebody's who came first."""
+    store = MemoryStore(data={"c/10.pt": b"planted", "c/10.json": b"planted", "c/8.pt": b"old"})
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    publisher.upload("c/10.pt", path, ("c/8.pt",), ("c/10.json", b"mine"))
+    assert publisher.pump()
+    assert store._data == {"c/10.pt": b"weights", "c/10.json": b"mine"}
+
+
+def test_a_name_that_cannot_be_used_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    class Folder(MemoryStore):
+        def _put(self, key: str, data: bytes) -> bool:
+            if key == "c/1.pt":
+                raise Refused("c/1.pt is a folder")
+            return super()._put(key, data)
+
+    publisher = Publisher(Folder(), tmp_path / "spool", VirtualClock(), background=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    publisher.upload("c/1.pt", path)
+    assert publisher.pump() and publisher.pending == 0
+    assert publisher.counters["upload_refused"] == 1
 
 
 def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import json
 
+import msgspec
+
 from rl_swarm.swarm.standing import (
     FIRST_MUTE_ROUNDS,
     LONGEST_MUTE_ROUNDS,
     MOST_PEERS,
     MOST_TOLD,
     Mute,
+    Standing,
     Standings,
 )
 
@@ -60,7 +63,7 @@ def test_standings_survive_a_restart_and_stay_small() -> None:
         for _ in range(3):
             standings.bad(f"made-up-{number}", 1, "checksum")
     again = Standings()
-    again.restore(json.loads(json.dumps(standings.state())))
+    again.restore(msgspec.convert(json.loads(json.dumps(standings.state())), dict[str, Standing]))
     assert again.mutes(2) == standings.mutes(2) and len(again.mutes(2)) == MOST_TOLD
     assert again.muted(f"made-up-{MOST_PEERS}", 2) and again.trusted("friend")
     assert len(again.state()) == MOST_PEERS

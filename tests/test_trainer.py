@@ -1,17 +1,20 @@
 """The update: its gradient against plain formulas, external rollouts in it, reproducibility, lack of memory, and learning."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rl_swarm import grpo
-from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.lean import LeanDecoder
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.trainer import Trainer, TrainerSettings, examples_of
+from rl_swarm.weights import trainable
 from tests.tiny_models import QUESTIONS, plain_tokenizer, policy
 
 ARCHITECTURES = ["llama", "qwen2", "gpt2"]
@@ -163,7 +166,7 @@ def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
         for vocabulary in range(2, 10**6)
         if sum(verdicts := [is_absurd(made, peer, place, math.log(vocabulary)) for place in (0, 1)]) == 1
     )
-    weights = {(len(own), absurd): 0.0, (len(own), 2): None}
+    weights = {(len(own), absurd): None, (len(own), 2): None}
     same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))
 
 
@@ -176,6 +179,90 @@ def test_guarded_learns_nothing_from_what_had_to_be_cut() -> None:
     longer = tuple(replace(done, text=done.text * 20) for done in PEER.completions)
     assert not any(made.completion_ids(done)[1] for done in longer)
     same(gradient(made, [*scored(made), replace(PEER, completions=longer)], trainer=trainer), gradient(made, scored(made), guarded))
+
+
+def discounting(made: Policy, correction: str, **more: object) -> tuple[Trainer, Rollout]:
+    """A trainer, and a peer's rollout of which every completion that it looks at has weight 0."""
+    trainer = Trainer(made, replace(SETTINGS, correction=correction, **more))
+    if correction == "guarded":
+        trainer._vocabulary = 2  # everything is absurd
+        return trainer, PEER
+    worse = tuple(Completion(done.text * 3, reward=0.0, finish="stop", logprob=-1e-3) for done in PEER.completions)
+    # Better than its group, but without a token: only what is worse is left, and hardly likely.
+    return trainer, replace(PEER, completions=(Completion("", reward=1.0, finish="length"), *worse))
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [None, 150])
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("kl_weight", [0.0, 0.1])
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_what_counts_for_nothing_dilutes_nothing(
+    correction: str, kl_weight: float, updates: int, micro_batch_tokens: int | None
+) -> None:
+    """To 1e-6 of the largest gradient, single precision's own: sums have another order, and are scaled after they were made."""
+    made = policy(max_new_tokens=40)
+    own = scored(made)
+    more = {"kl_weight": kl_weight, "micro_batch_tokens": micro_batch_tokens, "max_grad_norm": math.inf}
+    trainer, peer = discounting(made, correction, **more)
+    with_peer = gradient(made, [*own, peer], trainer=trainer)
+    alone = gradient(made, own, trainer=Trainer(made, replace(SETTINGS, correction=correction, **more)))
+    largest = max(value.abs().max().item() for value in alone.values())
+    assert with_peer.keys() == alone.keys()
+    for name, value in alone.items():
+        assert (with_peer[name] - value).abs().max().item() <= 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_an_update_beside_what_counts_for_nothing_is_the_update_alone(correction: str) -> None:
+    results = []
+    for with_peer in (True, False):
+        made = policy(max_new_tokens=40)
+        own = scored(made)
+        trainer, peer = discounting(made, correction, learning_rate=1e-3, updates_per_batch=2)
+        measured = trainer.update([*own, peer] if with_peer else own)
+        results.append((measured, everything(trainer)))
+    (beside, after), (alone, expected) = results
+    assert beside["external_discounted"] == beside["external_weighed"] > 0 and "external_weighed" not in alone
+    for name in ("loss", "entropy", "clip_fraction", "tokens_trained"):
+        assert beside[name] == pytest.approx(alone[name], rel=1e-6, abs=1e-7), name
+    assert after["version"] == expected["version"] == 2
+    weights = [name for name in expected if "." in name]
+    moved = max((after[name] - expected[name]).abs().max().item() for name in weights)
+    assert moved <= 1e-5, "a hundredth of one step, where Adam divides by a gradient that is nearly nothing"
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("correction", ["guarded", "topr"])
+def test_where_nothing_counts_nothing_changes(correction: str, updates: int) -> None:
+    made = policy(max_new_tokens=40)
+    trainer, peer = discounting(made, correction, updates_per_batch=updates)
+    for _ in range(2):
+        before = everything(trainer)
+        measured = trainer.update([peer])
+        assert unchanged(trainer, before), "to the bit, Adam's averages and the policy's version included"
+        assert (measured["tokens_trained"], measured["grad_norm"], measured["loss"]) == (0, 0, 0)
+        assert measured["external_discounted"] == measured["external_weighed"] > 0
+        trainer.update(scored(made))  # and once more when Adam has a state
+    assert trainer.policy_version == 2 * updates
+
+
+def test_an_own_batch_is_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J = 0 is plain GRPO to the bit: nothing is scaled afterwards."""
+    made = policy()
+    monkeypatch.setattr(Trainer, "_leave_out", None)
+    trainer = Trainer(made, replace(SETTINGS, correction="guarded"))
+    assert trainer.update(scored(made))["tokens_trained"] > 0
+
+
+def test_what_had_to_be_cut_is_counted_as_discounted() -> None:
+    made = policy()
+    trainer = Trainer(made, replace(SETTINGS, correction="guarded"))
+    trainer._vocabulary = 10**9
+    longer = tuple(replace(done, text=done.text * 20) for done in PEER.completions)
+    measured = trainer.update([*scored(made), PEER, replace(PEER, completions=longer)])
+    assert (measured["external_weighed"], measured["external_discounted"]) == (2, 1), "of each rollout one is better than the rest"
+    only = trainer.update([replace(PEER, completions=longer)])
+    assert (only["external_weighed"], only["external_discounted"], only["tokens_trained"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("claim", [0.0, -20.0, math.nan, None])
@@ -288,10 +375,15 @@ def test_what_is_measured() -> None:
     measured = Trainer(made, replace(SETTINGS, kl_weight=0.1)).update(batch)
     assert set(measured) == {
         *("loss", "grad_norm", "clip_fraction", "entropy", "kl", "informative", "tokens_trained", "too_long"),
-        *("weight_mean", "weight_mean_negative"),
+        *("weight_mean", "weight_mean_negative", "external_weighed", "external_discounted"),
     }
     assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
-    assert measured["tokens_trained"] == sum(len(made.completion_ids(done)[0]) for r in batch for done in r.completions)
+    vanishing = [
+        place for place in (1, 2) if sequence_logprob(made, PEER, place) - (-4.0, 0.0)[place - 1] < math.log(grpo.VANISHING)
+    ]
+    counted = [done for r in batch for place, done in enumerate(r.completions) if r is not PEER or place not in vanishing]
+    assert measured["tokens_trained"] == sum(len(made.completion_ids(done)[0]) for done in counted)
+    assert (measured["external_weighed"], measured["external_discounted"]) == (3, len(vanishing)) and vanishing
     assert (measured["kl"], measured["clip_fraction"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
     assert 0 < measured["entropy"] < math.log(made.model.config.vocab_size)
 
@@ -416,7 +508,7 @@ def test_a_restored_trainer_continues_to_the_bit(architecture: str, settings: Tr
         assert torch.equal(left, right)
     third = Trainer(policy(architecture), settings)
     third.restore(state)
-    for name, parameter in third._trainable():
+    for name, parameter in trainable(third._policy.model).items():
         assert torch.equal(parameter, state["model"][name]), "restoring twice from one state gives the same"
     assert torch.equal(third.state()["optimizer"]["state"][0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
 
@@ -432,8 +524,107 @@ def test_a_restart_can_change_the_learning_rate() -> None:
 
 def test_a_state_of_another_model_is_refused() -> None:
     state = Trainer(policy("gpt2"), SETTINGS).state()
-    with pytest.raises(CheckpointError, match="MODEL_NAME"):
+    with pytest.raises(OtherModel, match="MODEL_NAME"):
         Trainer(policy("llama"), SETTINGS).restore(state)
+
+
+def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """All that a trainer is, as copies."""
+    state = trainer.state()
+    moments = {f"{number} {kind}": t for number, each in state["optimizer"]["state"].items() for kind, t in each.items()}
+    version = {"rng": state["rng"], "version": torch.tensor(state["policy_version"])}
+    return {name: tensor.clone() for name, tensor in (state["model"] | moments | version).items()}
+
+
+def unchanged(trainer: Trainer, before: dict[str, torch.Tensor]) -> bool:
+    after = everything(trainer)
+    return after.keys() == before.keys() and all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+WEIGHT, MOMENT = "model.layers.0.mlp.up_proj.weight", 6
+HOSTILE: dict[str, tuple[Callable[[dict], object], str]] = {
+    "no state": (lambda state: state.clear(), "no trainer state"),
+    "no weights": (lambda state: state.update(model=[1, 2]), "no weights by name"),
+    "a weight that is a number": (lambda state: state["model"].update({WEIGHT: 1.0}), "no weights by name"),
+    "a weight too few": (lambda state: state["model"].pop(WEIGHT), "trainable tensors are not the"),
+    "a weight too many": (lambda state: state["model"].update(more=torch.zeros(1)), "trainable tensors are not the"),
+    "another shape": (lambda state: state["model"].update({WEIGHT: torch.zeros(3)}), "trainable tensors are not the"),
+    "another precision": (lambda state: state["model"].update({WEIGHT: state["model"][WEIGHT].half()}), "not the .* DTYPE"),
+    "not a number": (
+        lambda state: state["model"][WEIGHT].view(-1)[7].fill_(math.nan),
+        "up_proj.weight has values that are not finite",
+    ),
+    "infinite": (lambda state: state["model"][WEIGHT].view(-1)[7].fill_(-math.inf), "not finite"),
+    "zeros": (lambda state: state["model"][WEIGHT].zero_(), "all values of .* are zero"),
+    "no optimizer": (lambda state: state.update(optimizer=None), "not by parameter"),
+    "an empty optimizer": (lambda state: state.update(optimizer={}), "not by parameter"),
+    "an optimizer that never stepped": (
+        lambda state: state["optimizer"].update(state={}),
+        "no optimizer state of .*, which was trained",
+    ),
+    "a parameter that does not exist": (lambda state: state["optimizer"]["state"].update({999: {}}), "not by parameter"),
+    "half of an optimizer": (lambda state: state["optimizer"]["state"].pop(MOMENT), "no optimizer state of .*, which was trained"),
+    "moments of another kind": (lambda state: state["optimizer"]["state"][MOMENT].pop("exp_avg"), "not Adam's"),
+    "moments of another shape": (lambda state: state["optimizer"]["state"][MOMENT].update(exp_avg=torch.zeros(2)), "another shape"),
+    "a moment that is not a number": (lambda state: state["optimizer"]["state"][MOMENT]["exp_avg"].fill_(math.nan), "not finite"),
+    "a negative square": (lambda state: state["optimizer"]["state"][MOMENT]["exp_avg_sq"].fill_(-1), "impossible"),
+    "steps that were never done": (lambda state: state["optimizer"]["state"][MOMENT]["step"].fill_(1e9), "impossible"),
+    "a random state of another size": (lambda state: state.update(rng=torch.zeros(7, dtype=torch.uint8)), "random generator"),
+    "a random state of another type": (lambda state: state.update(rng=state["rng"].float()), "random generator"),
+    "an impossible random state": (lambda state: state["rng"].fill_(255), "random generator is impossible"),
+    "a version that is true": (lambda state: state.update(policy_version=True), "policy version"),
+    "a version below zero": (lambda state: state.update(policy_version=-1), "policy version"),
+    "a version beyond reason": (lambda state: state.update(policy_version=10**12), "policy version"),
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+def test_a_state_that_cannot_be_used_is_refused_and_changes_nothing(harm: str) -> None:
+    made = policy()
+    trainer = Trainer(made, SETTINGS)
+    trainer.update(scored(made))
+    state = copy.deepcopy(trainer.state())
+    change, reason = HOSTILE[harm]
+    change(state)
+    other = policy(seed=0)
+    resumed = Trainer(other, SETTINGS)
+    resumed.update(scored(other, seed=2))
+    before = everything(resumed)
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        resumed.restore(state)
+    assert "\n" not in str(refused.value)
+    assert unchanged(resumed, before)
+
+
+def test_settings_of_the_optimizer_are_not_taken_from_a_state() -> None:
+    made = policy()
+    trainer = Trainer(made, SETTINGS)
+    trainer.update(scored(made))
+    state = copy.deepcopy(trainer.state())
+    state["optimizer"]["param_groups"] = [{"weight_decay": 1e9, "maximize": True, "betas": (math.nan, 2.0)}]
+    resumed = Trainer(policy(), SETTINGS)
+    resumed.restore(state)
+    batch = scored(made, seed=4)
+    assert resumed.update(batch) == trainer.update(batch)
+
+
+def test_a_parameter_that_was_never_reached_has_no_moments_and_needs_none() -> None:
+    def build() -> Trainer:
+        made = policy()
+        made.model.register_parameter("idle", torch.nn.Parameter(torch.ones(3)))
+        return Trainer(made, SETTINGS)
+
+    trainer, resumed = build(), build()
+    trainer.update(scored(trainer._policy))
+    assert len(trainer.state()["optimizer"]["state"]) == len(trainer.state()["model"]) - 1
+    resumed.restore(copy.deepcopy(trainer.state()))
+    assert unchanged(resumed, everything(trainer))
+
+
+def test_a_trainer_that_has_not_stepped_can_be_restored() -> None:
+    trainer = Trainer(policy(), SETTINGS)
+    trainer.restore(Trainer(policy(), SETTINGS).state())
+    assert trainer.policy_version == 0
 
 
 def lora(made: Policy) -> Policy:

@@ -18,7 +18,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
-from rl_swarm.worker import BARREN_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
+from rl_swarm.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
 from tests.clocks import VirtualClock
 from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
@@ -259,7 +259,7 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
         eval_interval=2,
     )
     assert worker.run() == "stopped"
-    restored = checkpoints.restore()
+    restored = checkpoints.newest()
     assert restored is not None
     assert (restored[0], restored[2]["version"]) == (2, 2)
 
@@ -269,3 +269,99 @@ def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> Non
     stop.requested = True
     worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda number: {"held_out": 0.0}, eval_interval=1)
     assert worker.run() == "stopped"
+
+
+GOOD: dict[str, Any] = {
+    "tasks": {"cursor": 8},
+    "exchange": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
+    "totals": {"rounds": 3},
+    "barren": 1,
+    "evaluated_at": 2,
+}
+
+
+def changed(**members: Any) -> dict[str, Any]:
+    return {**GOOD, **members}
+
+
+STANDING = {"good": True, "faults": 0, "mutes": 0, "until": 0, "reason": ""}
+HOSTILE: dict[str, Any] = {
+    "nothing": {},
+    "no dictionary": [1, 2],
+    "no words": None,
+    "a member too few": {name: value for name, value in GOOD.items() if name != "exchange"},
+    "a member too many": changed(more=1),
+    "no exchange": changed(exchange={}),
+    "an exchange with more": changed(exchange=GOOD["exchange"] | {"more": 1}),
+    "rounds that are texts": changed(exchange=GOOD["exchange"] | {"used": {"a": "b"}}),
+    "a standing that is none": changed(exchange=GOOD["exchange"] | {"standings": {"w1": {"good": 1}}}),
+    "a power beyond reason": changed(exchange=GOOD["exchange"] | {"standings": {"w1": STANDING | {"mutes": 10**12}}}),
+    "more peers than are remembered": changed(exchange=GOOD["exchange"] | {"standings": {str(n): STANDING for n in range(2049)}}),
+    "negative totals": changed(totals={"rounds": -1}),
+    "barren for ever": changed(barren=10**6),
+    "an evaluation to come": changed(evaluated_at=4),
+    "truth for a number": changed(barren=True),
+}
+
+
+class Shelf(StandInCheckpoints):
+    """Two checkpoints, of which the newer one is what somebody made of it."""
+
+    def __init__(self, node_state: Any) -> None:
+        super().__init__()
+        self.candidates = [(3, node_state), (2, changed(evaluated_at=0))]
+        self.refused: list[str] = []
+
+    def restore(self, apply: Any) -> int | None:
+        for number, node_state in self.candidates:
+            try:
+                apply(number, node_state, {"version": number, "weights": number})
+                return number
+            except CheckpointError as error:
+                self.refused.append(str(error))
+        return None
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+def test_a_node_state_that_is_none_is_refused_and_the_one_before_is_taken(harm: str, tmp_path: Path) -> None:
+    shelf = Shelf(HOSTILE[harm])
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=shelf)
+    assert worker._begin() == 2
+    assert len(shelf.refused) == 1 and "\n" not in shelf.refused[0]
+    assert worker.trainer.state() == {"version": 2, "weights": 2}
+    assert (worker.totals, worker._barren, worker.exchange.used) == ({"rounds": 3}, 1, {"a/1/0/0": 1})
+
+
+@pytest.mark.parametrize("part", ["tasks", "exchange", "trainer"])
+def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_path: Path) -> None:
+    worker = make(MemoryStore(), tmp_path, VirtualClock())
+    before = worker.tasks.state(), worker.exchange.state(), worker.trainer.state()
+    restore = getattr(worker, part).restore
+
+    def refuse(state: Any) -> None:
+        getattr(worker, part).restore = restore
+        raise CheckpointError("not this one")
+
+    getattr(worker, part).restore = refuse
+    with pytest.raises(CheckpointError, match="not this one"):
+        worker._resume(3, GOOD, {"version": 9, "weights": 9})
+    assert (worker.tasks.state(), worker.exchange.state(), worker.trainer.state()) == before
+    assert (worker.totals, worker._barren, worker._saved_at) == ({}, 0, 0)
+
+
+def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
+    class Discounting(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            number, share = self.policy_version, 6.0 if self.policy_version < 60 else 2.0
+            weighed = {} if number % 2 else {"external_weighed": 8.0, "external_discounted": share}
+            return super().update(batch) | weighed
+
+    store = MemoryStore()
+    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * DISCOUNTED_ROUNDS + 5)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    worker.journal.flush()
+    assert sum("most completions of peers counted for nothing" in line for line in said) == 1
+    rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
+    assert rows == [{"round": 2 * DISCOUNTED_ROUNDS - 2, "rounds": DISCOUNTED_ROUNDS}]

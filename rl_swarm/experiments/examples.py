@@ -42,17 +42,14 @@ class Example:
 
 
 def asked_examples(environment: Mapping[str, str], flags: Mapping[str, str | None]) -> list[Example]:
-    """The first held-out question of each task, answered greedily by the base model and by the node that came furthest.
+    """The first held-out question of each task, answered greedily by the base model and by this machine's node that came furthest.
 
     Loads a model. Raises ConfigError or CheckpointError where no trained one is to be had, ModelError where it cannot be loaded.
     """
-    from rl_swarm import ask  # these need torch, which whoever only reads a run does not
-    from rl_swarm.learner import load_policy
+    from rl_swarm import ask  # needs torch, which whoever only reads a run does not
 
     run = ask.open_run(environment, flags)
-    trained = ask.newest_checkpoint(run)
-    config = ask.trained_config(run, trained)
-    policy = load_policy(config)
+    config, policy, trained = ask.load_trained(run)
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=trained.node_id)
     try:
         questions = first_of_each_task(tasks.held_out())

@@ -15,6 +15,8 @@ from rl_swarm.errors import ModelError
 from rl_swarm.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
 HUB_SECONDS = 10.0
+# What transformers raises for folders that do not hold what their settings say, or settings of another shape than it expects.
+FAULTS_OF_FILES = (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _one_line(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (*FAULTS_OF_FILES, SafetensorError) as error:
         raise ModelError(f"cannot load {name}: {_first_line(error)}") from error
 
 

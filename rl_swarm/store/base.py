@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway, StoreError
 from rl_swarm.store.aside import Aside
 
 T = TypeVar("T")
@@ -99,8 +99,13 @@ class Store(ABC):
         return created
 
     def get_file(self, key: str, path: Path, *, limit: int) -> None:
-        """Fetch a large file to the local disk; raise NotFound if it is not there, Refused if it is larger than `limit`."""
-        self._try("get", key, lambda: self._get_file(key, path, limit), self.transfer_seconds)
+        """Fetch a large file to the local disk. Raise NotFound if it is not there, Refused if it is no file or larger than `limit`
+        bytes; nothing is left on the disk then."""
+        try:
+            self._try("get", key, lambda: self._get_file(key, path, limit), self.transfer_seconds)
+        except StoreError:
+            path.unlink(missing_ok=True)
+            raise
         self._count("bytes_in", path.stat().st_size)
 
     def delete(self, key: str) -> None:

@@ -125,7 +125,7 @@ class FolderStore(Store):
             if size > limit:
                 raise Refused(f"{key} has {size} bytes, {limit} are the most that this can be: remove it")
             with path.open("wb") as target:
-                shutil.copyfileobj(io.BytesIO() if size == 0 else _Limited(source, limit), target, 1 << 20)
+                shutil.copyfileobj(_Limited(source, limit, key), target, 1 << 20)
 
     def _rewrite(self, key: str, data: bytes) -> None:
         with self._opened(key, make=True) as (folder, name):
@@ -234,18 +234,6 @@ class FolderStore(Store):
         return True
 
 
-class _Limited(io.RawIOBase):
-    """The first `limit` bytes of a file that may be growing."""
-
-    def __init__(self, file: BinaryIO, limit: int) -> None:
-        self._file, self._left = file, limit
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(min(size, self._left) if size >= 0 else self._left)
-        self._left -= len(data)
-        return data
-
-
 @contextlib.contextmanager
 def _written_part(folder: Folder, name: str, source: BinaryIO) -> Iterator[str]:
     """A hidden file with this content, safe on the disk; it is removed at the end unless it was renamed."""
@@ -268,6 +256,20 @@ def _write(file: io.FileIO, data: bytes) -> None:
     written = 0
     while written < len(data):
         written += file.write(data[written:])
+
+
+class _Limited:
+    """A file that may grow while it is read, but not beyond a limit."""
+
+    def __init__(self, file: BinaryIO, limit: int, key: str) -> None:
+        self._file, self._left, self._key = file, limit, key
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise Refused(f"{self._key} grew while it was read")
+        return data
 
 
 def _fill(file: BinaryIO, source: BinaryIO) -> None:

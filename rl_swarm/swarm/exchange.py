@@ -19,23 +19,32 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from rl_swarm.clock import Clock
+from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
 from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.selection import eligible
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
+from rl_swarm.swarm.peers import NodeName
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.quota import FILES, Allowance
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.signatures import Signatures
-from rl_swarm.swarm.standing import Standings
+from rl_swarm.swarm.standing import MOST_PEERS, Standing, Standings
 
 MOST_QUARANTINED = 100
 REMEMBERED = 1 << 14  # texts trained on: two thousand rounds of eight rollouts
+
+RolloutId = Annotated[str, Meta(max_length=200)]
+TextId = Annotated[str, Meta(max_length=64)]
+Reason = Annotated[str, Meta(max_length=64)]
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,16 @@ class ExchangeSettings:
     model: str = ""
     tasks_version: str = ""
     secret: str = ""  # part of every draw of an order: nobody can make up names that this node will read first
+
+
+class ExchangeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of an exchange outlives a restart; see the members of the same names."""
+
+    used: dict[RolloutId, Count]
+    trained: Annotated[list[TextId], Meta(max_length=REMEMBERED)]
+    standings: Annotated[dict[NodeName, Standing], Meta(max_length=MOST_PEERS)]
+    rejected: dict[Reason, Count]
+    counters: dict[Reason, Count]
 
 
 @dataclass(frozen=True)
@@ -191,11 +210,13 @@ class Exchange:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.used = dict(state["used"])
-        self.trained = dict.fromkeys(state["trained"])
-        self.standings.restore(state["standings"])
-        self.rejected = Counter(state["rejected"])
-        self.counters = Counter(state["counters"])
+        """Go on where `state` was taken; raise CheckpointError, with nothing changed, if it is no such state."""
+        found = typed(state, ExchangeState)
+        self.used = dict(found.used)
+        self.trained = dict.fromkeys(found.trained)
+        self.standings.restore(found.standings)
+        self.rejected = Counter(found.rejected)
+        self.counters = Counter(found.counters)
 
     def _remember(self, rollout: Rollout) -> None:
         self.trained[rollout.text_id] = None

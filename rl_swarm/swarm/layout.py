@@ -8,6 +8,7 @@ EXPERIMENTS = "experiments"
 _ROUND_FILE = re.compile(r"round_(\d{1,15})\.json")
 _ROUND_FOLDER = re.compile(r"round_(\d{1,15})/")
 _NODE_FILE = re.compile(r"(?P<node>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}?)(?:\.(?P<slot>\d{1,6}))?\.json")
+_CHECKPOINT_FILE = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.pt")
 _SEQUENCE_FILE = re.compile(r"(\d{1,15})\.json[l]?")
 
 
@@ -89,6 +90,10 @@ class Layout:
     def logs(self) -> str:
         return f"{self.root}/logs"
 
+    def checkpoint_statement(self, number: int, node_id: str) -> str:
+        """What a node that signs says of its checkpoint."""
+        return f"{self.checkpoint_folder(number)}/{node_id}.json"
+
     def log(self, node_id: str, name: str) -> str:
         return f"{self.logs}/{node_id}/{name}"
 
@@ -121,6 +126,12 @@ def node_of_file(name: str) -> str | None:
     """The node that a file in `peers/`, `rewards/…` or `rollouts/…` belongs to, or None for foreign files."""
     match = _NODE_FILE.fullmatch(name)
     return match["node"] if match else None
+
+
+def node_of_checkpoint(name: str) -> str | None:
+    """The node that a file in `checkpoints/round_N/` belongs to, or None for foreign files such as a Drive's `w1 (1).pt`."""
+    match = _CHECKPOINT_FILE.fullmatch(name)
+    return match[1] if match else None
 
 
 def sequence_of_file(name: str) -> int | None:

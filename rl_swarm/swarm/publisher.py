@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rl_swarm.clock import Clock
@@ -21,6 +22,14 @@ MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
 REFUSED = ".refused"
 BUSY_BEATS = 4  # a node that publishes all the time sends a heartbeat after so many times the silence that asks for one
+
+
+@dataclass(frozen=True)
+class _Upload:
+    key: str
+    path: Path
+    outdated: tuple[str, ...]
+    beside: tuple[str, bytes] | None
 
 
 class Publisher:
@@ -56,7 +65,7 @@ class Publisher:
         self._next = int(left_over[-1].name) + 1 if left_over else 0
         self._sending: Path | bytes | None = None  # on its way, or half written when the store went away: not to be dropped
         self._news: deque[str] = deque()
-        self._upload: tuple[str, Path, tuple[str, ...]] | None = None
+        self._upload: _Upload | None = None
         self._wake = threading.Condition()
         self._pumping = threading.Lock()
         self._closing = False
@@ -80,13 +89,14 @@ class Publisher:
         if not self._thread:
             self.pump()
 
-    def upload(self, key: str, path: Path, outdated: tuple[str, ...] = ()) -> None:
-        """Accept a large file, sent after everything small, and what to delete once it is there.
+    def upload(self, key: str, path: Path, outdated: tuple[str, ...] = (), beside: tuple[str, bytes] | None = None) -> None:
+        """Accept a large file, sent after everything small, a document to follow it, and what to delete once both are there.
 
-        A newer one takes the place of one not sent yet.
+        A newer one takes the place of one not sent yet. What the store has under that key, half a file or somebody else's, is
+        replaced.
         """
         with self._wake:
-            self._upload = (key, path, outdated)
+            self._upload = _Upload(key, path, outdated, beside)
             self._wake.notify()
 
     def pump(self) -> bool:
@@ -96,7 +106,7 @@ class Publisher:
                 while (item := self._take_next()) is not None:
                     self._send(item)
                 if self._upload:
-                    self._send_large(*self._upload)
+                    self._send_large(self._upload)
                 self._beat_if_due()
             except (StoreAway, NotFound):  # what exists and is not found will be found later
                 self.counters["store_away"] += 1
@@ -228,11 +238,15 @@ class Publisher:
             self.counters["reclaimed"] += 1
             self._news.append(f"somebody had put a file of theirs at {key}, which this node has replaced by its own")
 
-    def _send_large(self, key: str, path: Path, outdated: tuple[str, ...]) -> None:
+    def _send_large(self, upload: "_Upload") -> None:
         try:
-            self.store.put_file(key, path)
+            if not self.store.put_file(upload.key, upload.path):
+                self.store.delete(upload.key)
+                self.store.put_file(upload.key, upload.path)
+            if upload.beside:
+                self.store.rewrite(*upload.beside)
             self.counters["uploaded"] += 1
-            for old in outdated:
+            for old in upload.outdated:
                 self.store.delete(old)
         except FileNotFoundError:  # pruned meanwhile: a newer one follows
             pass
@@ -240,7 +254,7 @@ class Publisher:
             self.counters["refused"] += 1
             self._news.append(f"a checkpoint was not copied to the store: {error}")
         with self._wake:
-            if self._upload == (key, path, outdated):
+            if self._upload == upload:
                 self._upload = None
 
     def _drop_oldest_rollouts(self) -> None:

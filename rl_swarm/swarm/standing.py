@@ -4,10 +4,13 @@ A bad file is a fault, two good files make up for one. A peer with three faults 
 each further time; a mute ends by itself. It is this node's own opinion: peers may read it in the metrics, and need not share it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
+
+from rl_swarm.document import Count
 
 FAULT = 2  # what a good file makes up for is 1
 MOST_FAULTS = 3 * FAULT
@@ -17,15 +20,14 @@ MOST_PEERS = 2048  # remembered: whoever was not read for longest is forgotten f
 MOST_TOLD = 20  # mutes in one row of metrics
 
 
-@dataclass
-class Standing:
+class Standing(msgspec.Struct, forbid_unknown_fields=True):
     """`until` is the first round in which a muted peer is read again; `reason` is what its last bad file was refused for."""
 
     good: bool = False
-    faults: int = 0
-    mutes: int = 0
-    until: int = 0
-    reason: str = ""
+    faults: Annotated[int, Meta(ge=0, le=MOST_FAULTS)] = 0
+    mutes: Annotated[int, Meta(ge=0, lt=10**6)] = 0  # twice to this power
+    until: Count = 0
+    reason: Annotated[str, Meta(max_length=64)] = ""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ class Standings:
         return news
 
     def state(self) -> dict[str, Any]:
-        return {peer: asdict(standing) for peer, standing in self._peers.items()}
+        return {peer: msgspec.structs.asdict(standing) for peer, standing in self._peers.items()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._peers = {peer: Standing(**fields) for peer, fields in state.items()}
+    def restore(self, peers: dict[str, Standing]) -> None:
+        self._peers = dict(peers)
 
     def _touch(self, peer: str) -> Standing:
         self._peers[peer] = self._peers.pop(peer, Standing())

@@ -11,8 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
+
+from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.randomness import key as derive
 from rl_swarm.rollout import Question, Rollout
@@ -22,8 +26,17 @@ from rl_swarm.tasks.spec import TaskSpec
 
 HELD_OUT_PER_TASK = 16
 REMEMBERED = 2048  # texts lately drawn, so that a small task repeats itself only when it has run out
+TextId = Annotated[str, Meta(max_length=64)]
 _FRESH_TRIES = 8
 _MOST_TRIES = 1000
+
+
+class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a node is in its stream of questions: choices made, questions made of each task, and texts lately drawn."""
+
+    position: Count
+    drawn: dict[str, Count]
+    recent: Annotated[list[TextId], Meta(max_length=REMEMBERED)]
 
 
 def parsed_answer(text: str) -> str | None:
@@ -58,10 +71,14 @@ class Tasks:
         return {"position": self._position, "drawn": dict(self._drawn), "recent": list(self._recent)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken. Counts of tasks that this node no longer has are dropped."""
-        self._position = int(state["position"])
-        self._drawn = {key: int(state["drawn"].get(key, 0)) for key in self._drawn}
-        self._recent = dict.fromkeys(state["recent"][-REMEMBERED:])
+        """Go on where `state` was taken; raise CheckpointError, with nothing changed, if it is no such state.
+
+        Counts of tasks that this node no longer has are dropped.
+        """
+        cursor = typed(state, Cursor)
+        self._position = cursor.position
+        self._drawn = {key: cursor.drawn.get(key, 0) for key in self._drawn}
+        self._recent = dict.fromkeys(cursor.recent)
 
     def score(self, question: Question, text: str) -> float:
         """What the task's own verifier pays for the answer in `text`: 0 to 1, and 0 where there is none. Never raises or hangs."""

@@ -42,12 +42,10 @@ PATIENT = {"ROLLOUT_FETCH_TIMEOUT_SECONDS": "1000000"}
 class _NoCheckpoints:
     """A cell is short and is run again from the start; its nodes neither save nor restore."""
 
-    skipped: list[str] = []
-
     def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         raise AssertionError("a node of a cell saves no checkpoint")
 
-    def restore(self) -> None:
+    def restore(self, apply: object) -> None:
         return None
 
 
