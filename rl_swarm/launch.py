@@ -7,7 +7,6 @@ Nodes know the launcher's process id, and stop by themselves when it is gone. Ho
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from rl_swarm.children import python
 from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, expanded
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.local import experiment_folder, home_of, wait_until_free
@@ -260,7 +260,7 @@ def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: in
     threads = str(max(1, (cores or os.cpu_count() or 1) // workers))
     shared = {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     names = [("coordinator_0", "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
-    command = [sys.executable, "-m", "rl_swarm.cli", "node"]
+    command = python("from rl_swarm.cli import main; main()", "node")
     return [
         NodeProcess(node_id, command, shared | {"NODE_ID": node_id, "NODE_ROLE": role}, consoles / f"{node_id}.log")
         for node_id, role in names

@@ -2,11 +2,11 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_swarm.checkpoint import CheckOrigin, Checkpoints, Elsewhere, most_bytes, no_check
+from rl_swarm.checkpoint import Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.config import Config
 from rl_swarm.errors import StoreAway
 from rl_swarm.evaluation import HeldOut
@@ -15,6 +15,7 @@ from rl_swarm.node import Node, make_worker
 from rl_swarm.policy import Policy
 from rl_swarm.push import make_pusher
 from rl_swarm.store import Store
+from rl_swarm.swarm.endorsement import check_endorsed, endorse
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint, round_of_folder
 from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.trainer import Trainer, TrainerSettings
@@ -78,18 +79,12 @@ def make_learning_worker(node: Node) -> Worker:
     return worker
 
 
-def make_checkpoints(
-    node: Node,
-    trained_bytes: int,
-    *,
-    check_origin: CheckOrigin = no_check,
-    statement: Callable[[int, Path], bytes] | None = None,
-) -> Checkpoints:
+def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
     """On the local disk, and from there to the store, where the last two stay.
 
-    What comes from the store is judged by `check_origin(round, path)` first. What goes there is accompanied by the document that
-    `statement(round, path)` makes of it, if there is one.
+    A node that signs puts a signed document beside each, and takes nothing from the store without one.
     """
+    signatures = node.signatures
     node_id, layout, limit = node.local.node_id, node.layout, most_bytes(trained_bytes)
     stored, uploaded = list[int](), list[int]()
     with contextlib.suppress(StoreAway):
@@ -103,13 +98,17 @@ def make_checkpoints(
         outdated = [uploaded.pop(0) for _ in range(len(uploaded) - KEPT)]
         names = [layout.checkpoint(old, node_id) for old in outdated]
         beside = None
-        if statement:
-            beside = (layout.checkpoint_statement(number, node_id), statement(number, path))
-            names += [layout.checkpoint_statement(old, node_id) for old in outdated]
+        if signatures and signatures.identity:
+            beside = (layout.endorsement(number, node_id), endorse(layout, node_id, number, checksum(path), signatures))
+            names += [layout.endorsement(old, node_id) for old in outdated]
         node.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
     def fetch(number: int, path: Path) -> None:
         node.store.get_file(layout.checkpoint(number, node_id), path, limit=limit)
+
+    def check_origin(number: int, path: Path) -> None:
+        if signatures and signatures.identity:
+            check_endorsed(node.store, layout, node_id, number, checksum(path), signatures)
 
     elsewhere = Elsewhere(f"the store {node.store.url}", node.local.fetched, stored, fetch, check_origin)
     checkpoints = Checkpoints(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_swarm import __version__
+from rl_swarm.children import python
 from rl_swarm.errors import SwarmError
 from rl_swarm.export import collect, write
 from rl_swarm.stopping import PUSH_KILL_SECONDS
@@ -211,7 +212,7 @@ def repository_name(experiment: str, node_id: str) -> str:
 
 def _start_upload() -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "rl_swarm.push"],
+        python("from rl_swarm.push import main; main()"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -275,7 +276,3 @@ def main() -> None:
     orphaned.daemon = True
     orphaned.start()
     print(json.dumps(upload(request)))
-
-
-if __name__ == "__main__":
-    main()

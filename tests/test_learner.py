@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,12 +21,15 @@ import torch
 from rl_swarm import progress
 from rl_swarm.checkpoint import Checkpoints, _write, checksum
 from rl_swarm.errors import CheckpointError, OtherModel
+from rl_swarm.identity import load_identity
 from rl_swarm.learner import make_checkpoints, make_learning_worker
 from rl_swarm.node import Node, open_node
 from rl_swarm.rollout import Completion, decode
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.endorsement import check_endorsed
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.tasks import tasks_version
 from rl_swarm.worker import Worker
 from tests.learning import LAYOUT, make_worker, same, weights
@@ -336,31 +340,29 @@ def test_a_fresh_machine_with_another_model_does_not_begin_anew(home: Home, tmp_
         home.start("another machine", MODEL_NAME=tmp_path / "gpt2")
 
 
-def test_what_is_fetched_can_be_checked_and_what_is_uploaded_accompanied(home: Home) -> None:
+def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp_path: Path) -> None:
     worker, _ = home.start()
-    node = home.nodes[-1]
+    identity = load_identity(str(tmp_path / "keys" / "mine.pem"))
+    node = replace(home.nodes[-1], signatures=Signatures(identity, experiment_id=home.nodes[-1].experiment.experiment_id))
     bytes_ = worker.trainer.trained_bytes  # type: ignore[attr-defined]
-
-    def statement(number: int, path: Path) -> bytes:
-        return f"{number} {checksum(path)}".encode()
-
-    def check_origin(number: int, path: Path) -> None:
-        said = node.store.get(LAYOUT.checkpoint_statement(number, "me"), limit=200).decode()
-        if said != f"{number} {checksum(path)}":
-            raise CheckpointError("it is not what this node said of it")
-
-    signing = make_checkpoints(node, bytes_, check_origin=check_origin, statement=statement)
+    signing = make_checkpoints(node, bytes_)
     for number in (10, 20, 30):
         signing.save(number, worker._boundary[1], worker.trainer.state())
         assert node.publisher.pump()
     stored = sorted(path.name for path in (home.folder / "store" / LAYOUT.checkpoints).rglob("*.*"))
     assert stored == ["me.json", "me.json", "me.pt", "me.pt"]
     home.path(30).write_bytes(home.path(20).read_bytes())
+    planted = home.folder / "store" / LAYOUT.checkpoint(40, "me")
+    planted.parent.mkdir()
+    planted.write_bytes(home.path(20).read_bytes())
     shutil.rmtree(home.local)
     found: list[int] = []
-    again = make_checkpoints(node, bytes_, check_origin=check_origin, statement=statement)
+    again = make_checkpoints(node, bytes_)
     assert again.restore(lambda number, node_state, trainer_state: found.append(number)) == 20
-    assert found == [20], "of round 30 it said something else"
+    assert found == [20], "of round 30 it signed something else, of round 40 nothing"
+    strange = Signatures(load_identity(str(tmp_path / "keys" / "other.pem")), experiment_id=node.experiment.experiment_id)
+    with pytest.raises(CheckpointError, match="not signed with this node's key"):
+        check_endorsed(node.store, LAYOUT, "me", 20, checksum(home.path(20)), strange)
 
 
 @pytest.mark.slow

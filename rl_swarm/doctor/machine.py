@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rl_swarm import __version__
+from rl_swarm.children import python
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.experiments.validate import Finding
@@ -44,7 +45,7 @@ def check_python() -> Finding:
 def check_libraries(programs: Mapping[str, str] = LIBRARIES, seconds: float = IMPORT_SECONDS) -> list[Finding]:
     """Import each library in a process of its own, all at once: a broken one can raise anything, or kill the process."""
     running = {
-        name: subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        name: subprocess.Popen(python(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for name, program in programs.items()
     }
     return [_imported(name, process, seconds) for name, process in running.items()]

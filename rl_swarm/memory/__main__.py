@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rl_swarm.config import load
 from rl_swarm.memory.fit import check
 
-if __name__ == "__main__":
+
+def main() -> None:
     settings = load(os.environ)
     print(json.dumps(asdict(check(settings.model, int(sys.argv[1]), settings))))

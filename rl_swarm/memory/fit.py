@@ -6,7 +6,6 @@ lent by other programs, so there it is a warning at most.
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from rl_swarm.children import python
 from rl_swarm.config import Config
 from rl_swarm.errors import ModelError
 from rl_swarm.experiments.validate import Finding
@@ -67,7 +67,7 @@ def check_apart(environment: Mapping[str, str], workers: int) -> Finding:
 
     `environment` is what the workers are started with.
     """
-    command = [sys.executable, "-m", "rl_swarm.memory", str(workers)]
+    command = python("from rl_swarm.memory.__main__ import main; main()", str(workers))
     try:
         done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=APART_SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from rl_swarm.children import python
 from rl_swarm.errors import ModelError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def choose_dtype(device: str, wanted: str = "auto") -> "torch.dtype":
 @functools.cache
 def probe_dtype(dtype: str, program: str = _PROBE) -> str | None:
     """What went wrong when another process computed with this format on the CPU; None if nothing did."""
-    command = [sys.executable, "-c", program.format(dtype=dtype)]
+    command = python(program.format(dtype=dtype))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -90,7 +90,7 @@ class Layout:
     def logs(self) -> str:
         return f"{self.root}/logs"
 
-    def checkpoint_statement(self, number: int, node_id: str) -> str:
+    def endorsement(self, number: int, node_id: str) -> str:
         """What a node that signs says of its checkpoint."""
         return f"{self.checkpoint_folder(number)}/{node_id}.json"
 

@@ -17,17 +17,15 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import IO
 
-import rl_swarm
+from rl_swarm.children import python
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.tasks.bench import CannotMake, Item, Verdict
 from rl_swarm.tasks.serving import ITEM_SECONDS, JUDGE_SECONDS, ORDER, START_SECONDS, Reply
@@ -39,9 +37,6 @@ RESTARTS = 3
 REPLY_BYTES = 8 << 20  # several times the longest question and its answer, escaped
 LOOK_SECONDS = 0.2
 EXIT_SECONDS = 0.3
-
-# Python puts the current folder first on the path of a program given like this, and it may be one that strangers write to.
-PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from rl_swarm.tasks.serving import load; load()"
 
 
 class Gone(Exception):
@@ -265,17 +260,15 @@ class _Loader:
     """The process that forks helpers, seen from the node. It starts in the background; orders wait until it has loaded."""
 
     def __init__(self) -> None:
-        root = str(Path(rl_swarm.__file__).parents[1])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._orders, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process that writes to it
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM],
+                python("from rl_swarm.tasks.serving import load; load()"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._output,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the node, which ends its helpers when it is done with them
             )
         self.end = weakref.finalize(self, _end_loader, self._process, self._orders, self._output)

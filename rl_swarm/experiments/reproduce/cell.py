@@ -5,7 +5,6 @@ process of its own with one thread, `python -m rl_swarm.experiments.reproduce.ce
 nor cores. It has no checkpoints: a cell that was interrupted is run again from its first round.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -159,7 +158,3 @@ def main(arguments: list[str]) -> None:
         counter.write_text(str(number))
 
     save(folder, run_cell(cell, count))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

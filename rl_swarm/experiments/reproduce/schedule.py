@@ -7,7 +7,6 @@ which are run again from their first round. A cell that fails ends the schedule:
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from types import FrameType
 
 import msgspec
 
+from rl_swarm.children import python
 from rl_swarm.errors import SwarmError
 from rl_swarm.experiments.reproduce.plan import Cell
 from rl_swarm.experiments.reproduce.results import CellResult, load
@@ -92,7 +92,7 @@ class Schedule:
     def _start(self, cell: Cell) -> _Running:
         plan, console = self.folder / f"{cell.id}.plan", self.folder / f"{cell.id}.log"
         plan.write_bytes(msgspec.json.encode(cell))
-        command = [sys.executable, "-m", "rl_swarm.experiments.reproduce.cell", str(plan), str(self.folder)]
+        command = python("from rl_swarm.experiments.reproduce.cell import main; main(sys.argv[1:])", str(plan), str(self.folder))
         with console.open("wb") as output:
             # A session of its own: Ctrl-C reaches this process alone, which passes it on.
             process = subprocess.Popen(
