@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rl_swarm import config as configuration
 from rl_swarm.checkpoint import Checkpoints, Saved, most_bytes, read, round_of
-from rl_swarm.config import Config
+from rl_swarm.config import MOST_RANK, Config
 from rl_swarm.errors import CheckpointError, ConfigError, NotFound, OtherModel, Refused
 from rl_swarm.learner import MOST_TRIED, checkpoint_rounds, load_policy, stored_rounds
 from rl_swarm.local import experiment_folder, remembered_model
@@ -172,16 +172,19 @@ def _on_disk(run: Run) -> Iterator[Found]:
 
 def _read(run: Run, found: Found) -> tuple[Trained, Config]:
     """A checkpoint, and the settings that it was made with."""
+    model = remembered_model(experiment_folder(run.config, run.experiment) / found.node_id)
     if found.path is not None:
-        model = remembered_model(found.path.parent.parent)
         return _trained(run, found, read(found.path, found.round), model)
-    config = _config(run, found, None, 0)
+    try:
+        config = _config(run, found, model, 0)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
     shape = shape_of(config.model, this_device(config.cpu_only), token=config.hub_token, seed=config.seed)
     limit = most_bytes(4 * shape.parameters)  # as if all of it were trained
     with tempfile.TemporaryDirectory(prefix="rl-swarm-") as scratch:
         path = Path(scratch, Checkpoints.name(found.round))
         run.store.get_file(run.layout.checkpoint(found.round, found.node_id), path, limit=limit)
-        trained, config = _trained(run, found, read(path, found.round, limit), None)  # stays mapped when the file is gone
+        trained, config = _trained(run, found, read(path, found.round, limit), model)  # stays mapped when the file is gone
     if config.lora_rank > shape.hidden:
         raise CheckpointError(f"its adapter has rank {config.lora_rank}, and the model is only {shape.hidden} wide")
     return trained, config
@@ -189,7 +192,9 @@ def _read(run: Run, found: Found) -> tuple[Trained, Config]:
 
 def _trained(run: Run, found: Found, saved: Saved, model: str | None) -> tuple[Trained, Config]:
     weights = tensors_by_name(saved.trainer.get("model") if isinstance(saved.trainer, dict) else None)
-    return Trained(found.node_id, found.round, weights), _config(run, found, model, adapter_rank(weights))
+    if (rank := adapter_rank(weights)) > MOST_RANK:
+        raise CheckpointError(f"its adapter has rank {rank}")
+    return Trained(found.node_id, found.round, weights), _config(run, found, model, rank)
 
 
 def _config(run: Run, found: Found, model: str | None, lora_rank: int) -> Config:
@@ -200,7 +205,9 @@ def _config(run: Run, found: Found, model: str | None, lora_rank: int) -> Config
     flags = dict(run.flags) | {"lora_rank": str(lora_rank), "node_id": found.node_id}
     if model and not run.config.explicit("model"):
         flags["model"] = model
-    return configuration.load(run.environment, flags, run.experiment.settings)
+    config = configuration.load(run.environment, flags, run.experiment.settings)
+    experiments.check_model(config, run.experiment)
+    return config
 
 
 def apply_weights(policy: Policy, trained: Trained) -> None:

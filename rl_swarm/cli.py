@@ -237,14 +237,14 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 @configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
-    from rl_swarm.launch import Launcher, consoles_of, folders_of, launch_environment, plan
+    from rl_swarm.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
     from rl_swarm.memory import find_preset, refuse_if_too_large
 
     chosen = find_preset(preset) if preset else None
     if chosen:
         click.echo(f"{preset}: {chosen.about}")
     workers = workers or (chosen.workers if chosen else 4)
-    environment = launch_environment(chosen.under(os.environ) if chosen else os.environ, flags)
+    environment = insist_on_founder(launch_environment(chosen.under(os.environ) if chosen else os.environ, flags))
     loaded = load(environment)
     for warning in refuse_if_too_large(environment, loaded, workers):
         click.echo(f"warning: {warning}", err=True)

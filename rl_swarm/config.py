@@ -23,6 +23,7 @@ DEFAULT_STORE = "./rl-swarm-data"
 MOST_ROUNDS = 10**6  # two years of rounds of a minute; a name in the store has room for so many digits
 MOST_OWN = 1_024  # I: as many rollouts as a published file may hold; the paper has 8, I and J together
 MOST_EXTERNAL = 4_096  # J
+MOST_RANK = 65_536  # of an adapter: wider than any model
 MOST_COMPLETIONS = 65_536  # I·G: all of them are held in memory, and published, in one round
 MOST_TOKENS = 10**6  # longer than the context of any model
 MOST_SECONDS = 1e6  # eleven days: longer than any round
@@ -235,7 +236,7 @@ class Config:
     test_mode: bool = setting("TEST_MODE", False, boolean, "quick check: 3 rounds, I 4, G 4 where nothing else is said")
     cpu_only: bool = setting("CPU_ONLY", False, boolean, "use the CPU even if there is a GPU")
     dtype: str = setting("DTYPE", "auto", choice("auto", "float32", "bfloat16", "float16"), "number format of the weights")
-    lora_rank: int = setting("LORA_RANK", 0, integer(0, 65_536), "train adapters of this rank; 0 trains all weights")
+    lora_rank: int = setting("LORA_RANK", 0, integer(0, MOST_RANK), "train adapters of this rank; 0 trains all weights")
     hub_token: str | None = setting(
         "HUGGINGFACE_ACCESS_TOKEN", None, text, "token for gated models; with it, workers also push what they trained", secret=True
     )

@@ -16,8 +16,9 @@ from types import FrameType
 from typing import IO
 
 from rl_swarm.children import python
-from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, expanded
+from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, expanded, load
 from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.identity import load_identity
 from rl_swarm.local import experiment_folder, home_of, wait_until_free
 from rl_swarm.stopping import LAUNCHER, LAUNCHER_SECONDS
 from rl_swarm.store import open_store
@@ -232,6 +233,17 @@ def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str |
     given = {SETTINGS[field_name].variable: value for field_name, value in flags.items() if value is not None}
     combined = {"GDRIVE_PATH": DEFAULT_STORE, "EXPERIMENT_NAME": "swarm", **environment, **given}
     return combined | {"GDRIVE_PATH": absolute(combined["GDRIVE_PATH"])}
+
+
+def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
+    """Have every node insist on the experiment that this key starts or has started, also after a restart."""
+    config = load(environment)
+    if config.identity is None or config.founder is not None:
+        return dict(environment)
+    store = open_store(config.store_url)
+    public = load_identity(config.identity, Path(store.url)).public
+    found = experiments.read(store, Layout(config.experiment_name))
+    return dict(environment) | ({"SWARM_FOUNDER": public} if found is None or found.key == public else {})
 
 
 def absolute(store: str) -> str:

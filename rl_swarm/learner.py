@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rl_swarm.checkpoint import Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.config import Config
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import ModelError, StoreAway
 from rl_swarm.evaluation import HeldOut
 from rl_swarm.models import load
 from rl_swarm.node import Node, make_worker
@@ -34,6 +34,11 @@ class Learner:
 
 def load_policy(config: Config) -> Policy:
     """The base model of a node; raises ModelError if it cannot be loaded here."""
+    if config.sources.get("model") == "experiment" and config.model != "nano" and Path(config.model).exists():
+        raise ModelError(
+            f"MODEL_NAME {config.model!r} of the experiment is a model on the hub, and a folder of that name lies here: "
+            "start in another folder, or set MODEL_NAME yourself"
+        )
     loaded = load(
         config.model,
         cpu_only=config.cpu_only,

@@ -147,6 +147,7 @@ def open_node(
     allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
+    _check_home(config, store)
     local = claim(config, experiment, console or (lambda line: None))
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     session = secrets.token_hex(8)
@@ -174,6 +175,8 @@ def open_node(
         journal.say(f"warning: {warning}")
     if identity:
         journal.say(f"signing with the public key {identity.public}")
+    if experiment.key:
+        journal.say(f"others join with: rl-swarm join {store.url}/{experiment.experiment}#{experiment.key}")
     model = experiments.public_model(config.model)
     registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
     register(store, layout, registration, signatures)
@@ -193,6 +196,15 @@ def open_node(
         local.secret,
         launcher_of(environment),
     )
+
+
+def _check_home(config: Config, store: Store) -> None:
+    home = home_of(config)
+    if "://" not in store.url and home.resolve().is_relative_to(store.url):
+        raise ConfigError(
+            f"RL_SWARM_HOME lies in the shared folder, got {config.home!r}: spool, checkpoints and secrets of a node belong "
+            "on a disk of its own; what it needs to resume elsewhere is copied to the store"
+        )
 
 
 def _check_announcer(config: Config, signatures: Signatures) -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "rl_swarm"
 
 # A module may import from its own level and from those before it; nothing reaches back.
 LEVELS = [
-    {"errors", "clock", "randomness", "text", "stopping", "libraries"},
+    {"errors", "clock", "randomness", "text", "stopping", "libraries", "children"},
     {"document"},
     {"config", "identity", "rollout", "store"},
     {
@@ -120,7 +120,8 @@ def test_light_commands_never_import_torch(arguments: list[str], tmp_path: Path)
         "heavy = {'torch', 'transformers', 'reasoning_gym', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    environment = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
+    (tmp_path / "store").mkdir()
+    environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -135,7 +136,7 @@ def test_the_coordinator_never_imports_torch(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     environment = {
-        "GDRIVE_PATH": str(tmp_path),
+        "GDRIVE_PATH": str(tmp_path / "store"),
         "EXPERIMENT_NAME": "e",
         "HOME": str(tmp_path),
         "MAX_ROUNDS": "3",
@@ -147,7 +148,8 @@ def test_the_coordinator_never_imports_torch(tmp_path: Path) -> None:
 
 
 def test_starting_takes_at_most_five_times_what_the_command_line_library_takes(tmp_path: Path) -> None:
-    environment = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
+    (tmp_path / "store").mkdir()
+    environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
 
     def seconds(arguments: list[str]) -> float:
         began = time.perf_counter()
@@ -170,7 +172,7 @@ def test_the_coordinator_stays_under_80_mb_over_10_000_rounds(tmp_path: Path) ->
         "    print('peak', round(memory_gb() * 1024))\n"
     )
     environment = {
-        "GDRIVE_PATH": str(tmp_path),
+        "GDRIVE_PATH": str(tmp_path / "store"),
         "EXPERIMENT_NAME": "e",
         "HOME": str(tmp_path),
         "MAX_ROUNDS": "10000",

@@ -17,7 +17,7 @@ from rl_swarm.checkpoint import Checkpoints
 from rl_swarm.config import load
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.learner import load_policy
-from rl_swarm.local import claim, experiment_folder
+from rl_swarm.local import MODEL_FILE, claim, experiment_folder
 from rl_swarm.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.store.folder import FolderStore
@@ -68,6 +68,8 @@ class Trial:
         folder = self.home / node_id / "checkpoints" if on_disk else self.home.parent / "elsewhere"
         state = Trainer(policy, TrainerSettings(learning_rate=1e-3)).state()
         path = Checkpoints(folder).save(number, {}, state)
+        if on_disk:
+            (self.home / node_id / MODEL_FILE).write_text(str(self.models["llama"]))
         if in_store:
             self.store.put_file(LAYOUT.checkpoint(number, node_id), path)
         return path
@@ -79,7 +81,8 @@ class Trial:
         return path
 
     def find(self, **flags: str) -> Trained:
-        return load_trained(open_run(self.environment, flags))[2]
+        model = {"model": str(self.models["llama"])} if "node_id" in flags else {}  # what only the store has says no path
+        return load_trained(open_run(self.environment, model | flags))[2]
 
 
 @pytest.fixture
@@ -230,7 +233,7 @@ def test_an_adapter_is_recognised_by_its_checkpoint(trial: Trial) -> None:
 def test_a_node_that_trains_another_model_than_the_experiment_is_asked_with_its_own(trial: Trial) -> None:
     trained = trial.policy(3, "gpt2")
     trial.save("w1", 10, trained)
-    with pytest.raises(OtherModel, match=r"the checkpoint of w1 at round 10: .* of .*llama: use the MODEL_NAME"):
+    with pytest.raises(OtherModel, match=r"the checkpoint of w1 at round 10: .* of .*llama.*: use the MODEL_NAME"):
         asking.ask(trial.environment, {}, QUESTION)
     assert asking.ask(trial.environment, {"model": str(trial.models["gpt2"])}, QUESTION).trained
     node = claim(load(trial.environment | {"NODE_ID": "w1"}), trial.experiment)
@@ -247,7 +250,11 @@ def test_a_stores_word_about_a_nodes_model_is_not_believed(trial: Trial, on_disk
     event = {"event_type": "model_loaded", "data": {"model": "stranger/giant"}}
     trial.store.put(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(event).encode())
     register(trial.store, LAYOUT, Registration("w1", "worker", 0.0, "stranger/giant", "w1", "", ""))
-    assert load_trained(open_run(trial.environment, {"node_id": "w1"}))[0].model == str(trial.models["llama"])
+    named = {"node_id": "w1"} if on_disk else {"node_id": "w1", "model": str(trial.models["llama"])}
+    assert load_trained(open_run(trial.environment, named))[0].model == str(trial.models["llama"])
+    if not on_disk:
+        with pytest.raises(CheckpointError, match="trains a model from a folder, 'llama', which is not shared"):
+            load_trained(open_run(trial.environment, {"node_id": "w1"}))
 
 
 def planted(trial: Trial, kind: str, path: Path) -> None:

@@ -209,7 +209,12 @@ def old_transformers(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str
     more = "def __getattr__(name): return object\n" if request.param == "something else" else ""
     (tmp_path / "libraries" / "transformers").mkdir(parents=True)
     (tmp_path / "libraries" / "transformers" / "__init__.py").write_text(f"__version__ = '4.51.3'\n{more}")
-    place = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "RL_SWARM_HOME": str(tmp_path), "MODEL_NAME": "nano"}
+    place = {
+        "GDRIVE_PATH": str(tmp_path / "store"),
+        "EXPERIMENT_NAME": "e",
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "MODEL_NAME": "nano",
+    }
     return place | {"PYTHONPATH": str(tmp_path / "libraries"), "OMP_NUM_THREADS": "1"}
 
 

@@ -153,7 +153,7 @@ CLI_ERRORS = [
 @pytest.mark.parametrize(("settings", "says"), CLI_ERRORS, ids=[says for _, says in CLI_ERRORS])
 def test_the_program_ends_with_code_2_and_one_line(settings: dict[str, str | None], says: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    environment: dict[str, str | None] = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
+    environment: dict[str, str | None] = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
     environment |= settings
     given = {k: v.format(file=tmp_path / "file", missing=tmp_path / "no") for k, v in environment.items() if v is not None}
     done = subprocess.run(

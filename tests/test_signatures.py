@@ -152,7 +152,12 @@ def test_without_the_library_one_line_says_what_to_install(tmp_path: Path, varia
         "from rl_swarm.cli import main\n"
         "main()"
     )
-    environment = {"PATH": os.environ["PATH"], "GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GDRIVE_PATH": str(tmp_path / "store"),
+        "EXPERIMENT_NAME": "e",
+        "HOME": str(tmp_path),
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment | {variable: values[variable]}, capture_output=True, text=True, timeout=60
     )

@@ -15,7 +15,7 @@ from rl_swarm.experiments.examples import Example, asked_examples, published_exa
 from rl_swarm.experiments.following import Following
 from rl_swarm.experiments.report import PAGE, PICTURE, make_report
 from rl_swarm.experiments.summary import Summary, summarise
-from rl_swarm.launch import Launcher, consoles_of, folders_of, launch_environment, plan
+from rl_swarm.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
@@ -39,7 +39,7 @@ def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str,
 
     Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
     """
-    environment = unfinished(launch_environment(SETTINGS | dict(given), flags))
+    environment = insist_on_founder(unfinished(launch_environment(SETTINGS | dict(given), flags)))
     config = load(environment)
     following = Following(open_store(config.store_url), Layout(config.experiment_name), config.max_rounds)
     nodes = plan(environment, workers, consoles_of(config))

@@ -150,6 +150,15 @@ def public_model(name: str) -> str:
     return f"./{folder.name}" if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) else name
 
 
+def check_model(config: Config, experiment: Experiment) -> None:
+    """Stop whoever needs the experiment's model where that is somebody's folder."""
+    if not config.explicit("model") and config.model.startswith("./"):
+        raise ConfigError(
+            f"the experiment {experiment.experiment!r} trains a model from a folder, {config.model[2:]!r}, which is not shared: "
+            "get it, and set MODEL_NAME to the folder"
+        )
+
+
 def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
     """Stop a node whose explicit settings contradict the experiment: peers could not check its rollouts, nor it theirs."""
     agreed = experiment.settings.get("TASKS")
@@ -164,11 +173,7 @@ def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
             f"NUM_GENERATIONS must be {least} to {most} in the experiment {experiment.experiment!r}, got {config.group_size}: "
             "peers would refuse such rollouts"
         )
-    if not config.explicit("model") and config.model.startswith("./"):
-        raise ConfigError(
-            f"the experiment {experiment.experiment!r} trains a model from a folder, {config.model[2:]!r}, which is not shared: "
-            "get it, and set MODEL_NAME to the folder"
-        )
+    check_model(config, experiment)
     if tasks_version != experiment.tasks_version:
         raise ConfigError(
             f"the task library is {tasks_version!r} here and {experiment.tasks_version!r} in the experiment "
