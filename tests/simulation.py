@@ -36,6 +36,7 @@ from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Pulse, Registration, register
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.worker import Stop
 from tests.baton import Baton, BatonClock, BatonThreading
 from tests.clocks import VirtualClock
@@ -309,15 +310,18 @@ class Simulation:
         node_id, clock = machine.node_id, BatonClock(self.baton, machine.skew)
         store = DriveFromHell(self.cloud, node_id, machine.chance.getrandbits(40), clock, machine.temper)
         session = f"{machine.chance.getrandbits(64):016x}"
-        pulse = Pulse(store, LAYOUT, node_id, clock, session, lambda line: self.witness.check("outcome", False, node_id, line))
+        alarm = lambda line: self.witness.check("outcome", False, node_id, line)  # noqa: E731
+        signatures = self.signatures(node_id)
+        pulse = Pulse(store, LAYOUT, node_id, clock, session, alarm, signatures)
         beat_seconds = max(1.0, INTERVAL / 2)
         spool = machine.folder / "spool"
-        publisher = Publisher(store, spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=beat_seconds)
+        mine = signatures.reclaims if signatures else lambda key, data: False
+        publisher = Publisher(store, spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=beat_seconds, mine=mine)
         journal = Journal(store, LAYOUT, node_id, publisher, clock, console=None)
         machine.stop = Stop()
         while True:
             try:
-                register(store, LAYOUT, Registration(node_id, machine.role, clock.wall(), "m", node_id, "1", session))
+                register(store, LAYOUT, Registration(node_id, machine.role, clock.wall(), "m", node_id, "1", session), signatures)
                 journal.system_info(role=machine.role)
                 break
             except StoreAway:
@@ -325,7 +329,11 @@ class Simulation:
         journal.state("starting", -1)
         local = LocalFolder(node_id, machine.folder, cast(Any, None))
         config = replace(self._base, node_id=node_id, role=machine.role)
-        return Node(config, cast(Any, clock), machine.stop, store, LAYOUT, _experiment(), local, publisher, journal)
+        return Node(config, cast(Any, clock), machine.stop, store, LAYOUT, _experiment(), local, publisher, journal, signatures)
+
+    def signatures(self, node_id: str) -> Signatures | None:
+        """What a node signs with, if it does."""
+        return None
 
     # What befalls them
 

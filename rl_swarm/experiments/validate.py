@@ -12,10 +12,12 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm import progress
-from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.experiments.following import METRICS, Count, Finite, valid
+from rl_swarm.experiments.signed import signed_line
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
@@ -84,6 +86,7 @@ class _Run:
             self._check_nodes,
             self._check_rounds,
             self._check_rewards,
+            self._check_signatures,
             self._check_rollouts,
             self._check_sharing,
             self._check_logs,
@@ -139,6 +142,20 @@ class _Run:
         )
         if redone:  # a node killed after it submitted does the round again, and what it submitted first stays
             yield Finding("rewards", "warning", f"done again after a restart, with another reward: {_some(redone)}")
+
+    def _check_signatures(self) -> Iterator[Finding]:
+        """Whose figures are signed; in an experiment that its founder has signed, all should be."""
+        try:
+            experiment = experiments.read(self.store, self.layout)
+        except ConfigError as error:
+            yield Finding("signatures", "failed", str(error))
+            return
+        if experiment is None or not self.workers:
+            return
+        rewards = {node: {row.round: row.reward for row in rows if row.round < self.rounds} for node, rows in self.metrics.items()}
+        line = signed_line(self.store, self.layout, experiment.experiment_id, rewards)
+        founder = f"experiment signed by {experiment.key[:16]}; " if experiment.key else ""
+        yield Finding("signatures", "warning" if experiment.key and "not signed" in line else "ok", founder + line)
 
     def _check_rollouts(self) -> Iterator[Finding]:
         wrong, count = [], 0

@@ -12,7 +12,7 @@ from rich.console import Console
 from rl_swarm.config import SETTINGS, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.experiments.reproduce.analysis import Analysis, analyse, sentences
-from rl_swarm.experiments.reproduce.elsewhere import read_experiments
+from rl_swarm.experiments.reproduce.elsewhere import read_experiments, signatures_of
 from rl_swarm.experiments.reproduce.measures import curves
 from rl_swarm.experiments.reproduce.plan import (
     ABLATIONS,
@@ -184,7 +184,10 @@ def show(analysis: Analysis, page: Path, console: Console) -> None:
 
 def analyze(store_url: str, names: list[str], best: str | None, output: Path, command: str, console: Console) -> None:
     """Report on experiments that were run elsewhere, each one a run of the split that its nodes asked for."""
-    results = read_experiments(open_store(store_url, writable=False), names)
+    store = open_store(store_url, writable=False)
+    results = read_experiments(store, names)
+    for name in names:
+        console.print(f"{name}: {signatures_of(store, name)}", highlight=False, soft_wrap=True, markup=False)
     shares = [result.cell.arm for result in results if result.cell.arm.split.external]
     found = analyse(results, best or (max(shares, key=lambda arm: arm.split.own).name if shares else results[0].cell.arm.name))
     common = dict(set.intersection(*(set(result.cell.settings.items()) for result in results)))

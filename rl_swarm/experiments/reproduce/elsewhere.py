@@ -14,6 +14,7 @@ from rl_swarm.experiments.following import EVENTS, data_of, valid
 from rl_swarm.experiments.reproduce.plan import Arm, Cell
 from rl_swarm.experiments.reproduce.results import CellResult, NodeRound, node_rounds
 from rl_swarm.experiments.reproduce.split import Split
+from rl_swarm.experiments.signed import signed_line
 from rl_swarm.experiments.summary import Evaluated
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
@@ -47,6 +48,16 @@ def _read(store: Store, layout: Layout) -> CellResult:
     settings = {name: value for name, value in experiment.settings.items() if name not in COUNTED_APART}
     cell = Cell(Arm(str(split), split, len(rows)), 0, len(common), settings, {"tasks": experiment.tasks_version})
     return CellResult(cell, tuple(sorted(kept, key=lambda row: (row.round, row.node))), _before(store, layout, list(rows)))
+
+
+def signatures_of(store: Store, name: str) -> str:
+    """Whose figures of an experiment are signed, in one line."""
+    layout = Layout(name)
+    experiment = experiments.read(store, layout)
+    workers = [node for node in sorted(registered(store, layout)) if _is_worker(store, layout, node)]
+    rows = {node: node_rounds(node, progress.metrics(store, layout, node)) for node in workers}
+    rewards = {node: {row.round: row.reward for row in found} for node, found in rows.items() if found}
+    return signed_line(store, layout, experiment.experiment_id, rewards) if experiment else "no experiment"
 
 
 def _numbered(read: Sequence[CellResult]) -> list[CellResult]:

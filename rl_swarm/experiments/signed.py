@@ -1,0 +1,41 @@
+"""Whose figures are signed: a worker's are if one key signed its registration and every reward, each as its journal states it.
+
+Journals themselves are not signed. A reward is, so that a figure which agrees with it has its author's word.
+"""
+
+from collections.abc import Mapping
+
+from rl_swarm.document import SMALL_BYTES, unseal
+from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.identity import INSTALL, can_check
+from rl_swarm.store import Store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import Reward
+from rl_swarm.swarm.signatures import signer
+
+
+def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[int, float]) -> str | None:
+    """The key behind a worker's rewards by round, or None where anything is unsigned, differs or cannot be read."""
+    try:
+        place = layout.peer(node_id)
+        public = signer(experiment_id, place, store.get(place, limit=SMALL_BYTES))
+        for number, reward in rewards.items():
+            place = layout.reward(number, node_id)
+            data = store.get(place, limit=SMALL_BYTES)
+            if signer(experiment_id, place, data) != public or unseal(data, Reward).reward != reward:
+                return None
+    except (NotFound, BadDocument):
+        return None
+    return public
+
+
+def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[int, float]]) -> str:
+    """One line for people: of which workers the figures are signed, and with which keys."""
+    if not can_check():
+        return f"signatures cannot be checked here: {INSTALL}"
+    keys = {node: key_of(store, layout, experiment_id, node, rewards) for node, rewards in workers.items()}
+    signed = [f"{node} with {key[:16]}" for node, key in keys.items() if key]
+    if not signed:
+        return "no worker's figures are signed"
+    others = [node for node, key in keys.items() if not key]
+    return f"signed: {', '.join(signed)}" + (f"; not signed: {', '.join(others)}" if others else "")
