@@ -209,6 +209,7 @@ class Worker:
         seed = key(self.settings.seed, self.settings.node_id, number, "sample")
         for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
             watch.lap("generate")
+            self._obey_stop()  # a group whose answers hang takes ten seconds
             question = questions[slot]
             scores = self.tasks.score_all(question, [done.text for done in completions])
             scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
@@ -351,9 +352,12 @@ class Worker:
 
     def _step(self, doing: str, number: int) -> None:
         """Between two steps of a round: a stop asked for by now ends the round here."""
+        self._obey_stop()
+        self.journal.state(doing, number)
+
+    def _obey_stop(self) -> None:
         if self.stop.requested:
             raise Stopped
-        self.journal.state(doing, number)
 
     def _mark_boundary(self, number: int) -> None:
         """Remember everything but the weights as it is between two rounds; a round that is left half-way counts as not begun."""

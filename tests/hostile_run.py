@@ -164,9 +164,12 @@ def attack(name: str, count: int, seed: int, folder: Path, watcher: Watcher) -> 
 
 
 def traces(folder: Path) -> list[str]:
-    """What executed answers have left, and nothing if none was executed."""
-    found = (folder / "report").read_text(errors="replace").splitlines()[:3]
-    found += [f"{CANARY_FILE} was written"] if (folder / CANARY_FILE).exists() else []
+    """Take away what executed answers have left, and say what it was; nothing if none was executed."""
+    report, file = folder / "report", folder / CANARY_FILE
+    found = report.read_text(errors="replace").splitlines()[:3]
+    found += [f"{CANARY_FILE} was written"] if file.exists() else []
+    report.write_text("")
+    file.unlink(missing_ok=True)
     return found + ([f"{CANARY_VARIABLE} was set"] if CANARY_VARIABLE in os.environ else [])
 
 

@@ -1,5 +1,6 @@
 """The worker loop in this process, on a memory store and a virtual clock."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from rl_swarm import progress
 from rl_swarm.clock import Clock
 from rl_swarm.errors import CheckpointError
 from rl_swarm.journal import Journal
-from rl_swarm.rollout import decode
+from rl_swarm.rollout import Question, decode
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
@@ -190,6 +191,21 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
     worker.journal.console = said.append
     worker.run()
     assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
+
+
+def test_a_stop_is_obeyed_between_two_groups_of_answers(tmp_path: Path) -> None:
+    worker, scored = make(MemoryStore(), tmp_path, VirtualClock(), own_count=8), 0
+
+    def score_all(question: Question, texts: Sequence[str]) -> list[float]:
+        nonlocal scored
+        scored += 1
+        worker.stop.requested = True
+        return [0.0] * len(texts)
+
+    worker.tasks.score_all = score_all  # type: ignore[method-assign]
+    assert worker.run() == "stopped"
+    assert scored == 1
+    assert finish(worker) == []
 
 
 def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) -> None:

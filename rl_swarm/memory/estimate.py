@@ -12,7 +12,7 @@ from rl_swarm.tasks import HELD_OUT_PER_TASK, parse_tasks, tasks_of
 
 PROMPT_TOKENS = 512  # the longest prompts of the paper's tasks (arc_1d: up to 860 characters) with the instruction around them
 EASY_PROMPT_TOKENS = 128  # and of the easy ones, up to 105 characters
-FRAMEWORK_BYTES = {"cuda": 600_000_000, "mps": 300_000_000, "cpu": 420_000_000}  # CUDA's context and kernels; Python, torch, tasks
+FRAMEWORK_BYTES = {"cuda": 600_000_000, "mps": 300_000_000, "cpu": 480_000_000}  # CUDA's context and kernels; Python, torch, helper
 ALLOCATOR_SHARE = (
     0.15  # of all but the weights: what torch's CUDA allocator holds and cannot use, since a growing cache leaves holes
 )
