@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from rl_swarm.clock import Clock, Pauses
-from rl_swarm.errors import BadDocument, StoreAway
+from rl_swarm.errors import BadDocument, Refused, StoreAway
 from rl_swarm.journal import Journal
 from rl_swarm.randomness import generator
 from rl_swarm.store import Store
@@ -116,7 +116,7 @@ class Coordinator:
                 found = self.rounds.announce(mine)
                 if found.session != self.session and found.seniority > mine.seniority:
                     raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
-                with contextlib.suppress(StoreAway):  # for people only: the round is open without it
+                with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
                     self._show(number, "running")
                 self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
                 self.journal.event("round_opened", round=number, live=len(mine.live))
@@ -260,8 +260,8 @@ class Coordinator:
         try:
             if number >= 0:
                 self._show(number, "complete" if outcome == "complete" else "running")
-        except StoreAway:
-            self.journal.say("the store is away: current_state.json could not be written, the rounds themselves are safe")
+        except (StoreAway, Refused) as error:
+            self.journal.say(f"{error}; only current_state.json could not be written, the rounds themselves are safe")
         self.journal.event(outcome, round=number)
         if outcome == "complete":
             self.journal.progress("training_complete", number)

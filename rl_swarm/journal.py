@@ -190,7 +190,10 @@ class Journal:
 
     def system_info(self, **more: Any) -> None:
         info = {"rl_swarm": __version__, "python": sys.version.split()[0], "platform": platform.platform()} | more
-        self.store.rewrite(self.layout.log(self.node_id, "system_info.json"), (json.dumps(info, indent=1) + "\n").encode())
+        try:
+            self.store.rewrite(self.layout.log(self.node_id, "system_info.json"), (json.dumps(info, indent=1) + "\n").encode())
+        except Refused as error:
+            self.say(str(error))
 
     def rewind(self, round_number: int) -> None:
         """Drop metrics of this round and later, which a resumed node is about to do again, so that no row stands twice.

@@ -32,6 +32,7 @@ from rl_swarm.swarm.peers import Pulse, Registration, register
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.tasks import tasks_of
 from rl_swarm.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 
 LARGE_GROUP = 32  # completions that a peer's rollout may have, however few this node makes of its own
@@ -126,6 +127,8 @@ def load_config(
     experiment = experiments.publish(store, layout, config, tasks_version, store.clock, identity)
     config = configuration.load(environment, flags, experiment.settings)
     experiments.check(config, experiment, tasks_version)
+    if config.role == "worker":
+        tasks_of(config)  # code that this user has not named ends the start before any library is loaded
     if identity is None and experiment.key:
         require_library("an experiment that its founder has signed")
         identity = load_identity(str(home_of(config) / KEY_FILE), Path(store.url))
