@@ -8,20 +8,25 @@ Settings come from the environment; STANDIN_SECONDS is how long a round's answer
 import os
 import sys
 
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.node import make_coordinator, make_worker, open_node
 from tests.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 
 def main() -> int:
     try:
-        node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
-    except ConfigError as error:
+        run()
+    except SwarmError as error:  # as the command line does
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def run() -> None:
+    node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
     if node.config.role == "coordinator":
         node.run(make_coordinator(node).run)
-        return 0
+        return
     worker = make_worker(
         node,
         tasks=StandInTasks(node.local.node_id, node.config.seed),
@@ -30,7 +35,6 @@ def main() -> int:
         checkpoints=StandInCheckpoints(node.local.checkpoints),
     )
     node.run(worker.run)
-    return 0
 
 
 if __name__ == "__main__":
