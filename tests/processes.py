@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,27 @@ KINDS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
+def descendants(pid: int) -> set[int]:
+    """A process and all that it has started, as far as they run now."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
 class LocalSwarm:
     """Nodes of one experiment on one folder; everything started here is ended by `close`. `program` is what a node runs."""
 
     program: tuple[str, ...] = ("tests.standin_node",)
 
-    def __init__(self, tmp_path: Path, **settings: Any) -> None:
-        self.folder = tmp_path / "store"
+    def __init__(self, tmp_path: Path, folder: Path | None = None, **settings: Any) -> None:
+        self.folder = folder or tmp_path / "store"
         self.folder.mkdir(exist_ok=True)
         self.environment = {
             "PATH": os.environ["PATH"],
@@ -51,13 +65,19 @@ class LocalSwarm:
 
     def start(self, node_id: str, role: str = "worker", **settings: Any) -> subprocess.Popen[bytes]:
         environment = self.environment | {"NODE_ID": node_id, "NODE_ROLE": role} | {k: str(v) for k, v in settings.items()}
-        with (self.folder.parent / f"{node_id}.console").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", *self.program], env=environment, cwd=ROOT, stdout=log, stderr=log)
+        return self.spawn(node_id, [sys.executable, "-m", *self.program], environment)
+
+    def spawn(
+        self, name: str, command: Sequence[str | bytes], environment: Mapping[str, str], **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start any command, with its output in the file that `console` reads."""
+        with (self.folder.parent / f"{name}.console").open("ab") as log:
+            process = subprocess.Popen(command, env=environment, **({"cwd": ROOT, "stdout": log, "stderr": log} | options))
         self.processes.append(process)
         return process
 
     def console(self, node_id: str) -> str:
-        return (self.folder.parent / f"{node_id}.console").read_text()
+        return (self.folder.parent / f"{node_id}.console").read_text(errors="replace")
 
     @property
     def store(self) -> FolderStore:

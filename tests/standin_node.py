@@ -9,20 +9,25 @@ end.
 import os
 import sys
 
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.node import make_coordinator, make_worker, open_node
 from tests.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInPush, StandInTasks, StandInTrainer
 
 
 def main() -> int:
     try:
-        node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
-    except ConfigError as error:
+        run()
+    except SwarmError as error:  # as the command line does
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def run() -> None:
+    node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
     if node.config.role == "coordinator":
         node.run(make_coordinator(node).run)
-        return 0
+        return
     worker = make_worker(
         node,
         tasks=StandInTasks(node.local.node_id, node.config.seed),
@@ -32,7 +37,6 @@ def main() -> int:
         push=StandInPush(float(os.environ.get("STANDIN_STOP_SECONDS", "0"))),
     )
     node.run(worker.run)
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,23 +10,9 @@ import pytest
 
 from rl_swarm.identity import load_identity
 from tests.hub_stub import TOKEN, hub
-from tests.processes import ROOT
+from tests.processes import ROOT, descendants
 
 LISTENING = "0A"
-
-
-def descendants(pid: int) -> set[int]:
-    """A process and all that it has started, as far as they run now."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 def command_line(pid: int) -> bytes:
