@@ -26,8 +26,10 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 demo: $(READY) ## Train four small models together on this machine, shown live
 	$(BIN)/rl-swarm demo
 
+# One thread a process: more threads than cores make everyone slow.
+test: export OMP_NUM_THREADS = 1
 test: $(READY) ## Run the tests that need no more than two cores and a few minutes
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
 	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m ''

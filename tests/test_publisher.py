@@ -175,7 +175,7 @@ def test_a_name_that_cannot_be_used_does_not_hold_up_the_next(tmp_path: Path) ->
     path.write_bytes(b"weights")
     publisher.upload("c/1.pt", path)
     assert publisher.pump() and publisher.pending == 0
-    assert publisher.counters["upload_refused"] == 1
+    assert publisher.counters["refused"] == 1
 
 
 def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) -> None:
