@@ -22,7 +22,7 @@ from tests.processes import LocalSwarm
 from tests.simulation import LAYOUT, Scenario, Simulation, draw
 
 WORKERS = ("w0", "w1", "w2")
-ROUNDS = 8
+ROUNDS = 5
 
 
 def forgeries(thief: Signatures, workers: tuple[str, ...], rounds: int) -> Iterator[tuple[str, bytes]]:
@@ -129,7 +129,9 @@ def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None
     found = []
     for name in ("quiet", "attacked"):
         (tmp_path / name).mkdir()
-        swarm = LocalSwarm(tmp_path / name, **settings, STANDIN_SECONDS=0.1)
+        swarm = LocalSwarm(
+            tmp_path / name, **settings, STANDIN_SECONDS=1.5
+        )  # so that both workers take part from the first round on
         try:
             found.append(play(swarm, tmp_path / name, name == "attacked"))
         finally:

@@ -34,7 +34,7 @@ def test_join_runs_no_code_that_the_experiment_names(arena: Arena) -> None:
     digest = code_in_the_folder(arena, "with its hash")
     done = arena.run("join", f"{arena.folder}/trial", NODE_ID="w1", EXPERIMENT_NAME=None, **SMALL)
     assert not arena.marker.exists(), "code from the shared folder was executed"
-    assert_refused(done, "evil.py", digest[:8], "TASKS")
+    assert_refused(done, "evil.py", digest[:8], "TASK_FILES")
     arena.assert_contained()
 
 
