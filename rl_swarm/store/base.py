@@ -17,6 +17,7 @@ Locks, rename and modification times are no part of the contract.
 import random
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -32,6 +33,7 @@ Names = list[str]  # an alias, since inside the class `list` is the operation
 Hanging = list[tuple[str, Aside[Any]]]
 
 MOST_HANGING = 4  # operations left behind before the store is no longer asked
+REST_SECONDS = 60.0  # after one that hangs, and while it does, before another is tried
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*/?")
 
@@ -56,6 +58,7 @@ class Store(ABC):
         self._counting = threading.Lock()  # a node's publishing thread and its loop share the store
         self._jitter = random.Random(url)
         self._hanging: Hanging = []  # operations that were not waited for to the end
+        self._hung_at = 0.0
 
     def put(self, key: str, data: bytes) -> bool:
         created = self._try("put", key, lambda: self._put(key, data))
@@ -146,7 +149,8 @@ class Store(ABC):
         if self.hang_seconds is None:
             return operation()
         self._hanging = [(each, aside) for each, aside in self._hanging if aside.running]
-        if len(self._hanging) >= MOST_HANGING:
+        rested = time.monotonic() - self._hung_at >= REST_SECONDS
+        if self._hanging and (not rested or len(self._hanging) >= MOST_HANGING):
             doing = self._hanging[0][0]
         else:
             aside = Aside(operation)
@@ -154,6 +158,7 @@ class Store(ABC):
                 return aside.result(seconds or self.hang_seconds)
             except TimeoutError:
                 self._hanging.append((doing, aside))
+                self._hung_at = time.monotonic()
         self._count("failures")
         raise StoreAway(f"{self.url} hangs ({doing}): the node goes on and tries again; mount it again")
 

@@ -21,7 +21,7 @@ from rl_swarm.tasks import canonical, tasks_of
 Text = Annotated[str, Meta(max_length=200)]
 PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 MODEL = re.compile(r"(\./)?[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)  # on the hub, or the name of a folder
-MOST_TASKS, LONGEST_TASKS, LONGEST_SHOWN = 200, 20_000, 300
+MOST_TASKS, LONGEST_TASKS, LONGEST_SETTING, LONGEST_SHOWN = 200, 20_000, 300, 300
 OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERATIONS"
 
 
@@ -33,7 +33,7 @@ class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
     experiment_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
     created_at: float
     created_by: Annotated[str, Meta(max_length=64)]
-    settings: Annotated[dict[str, Annotated[str, Meta(max_length=LONGEST_TASKS)]], Meta(max_length=100)]
+    settings: Annotated[dict[str, str], Meta(max_length=100)]
     tasks_version: Text
     group_limits: tuple[int, int]
     announcers: Annotated[tuple[PublicKey, ...], Meta(max_length=100)] = ()
@@ -76,6 +76,9 @@ def _check_document(found: Experiment, layout: Layout) -> None:
     unknown = found.settings.keys() - shared_variables()
     if unknown:
         raise ConfigError(f"{wrong}, it has settings that this version does not share ({', '.join(sorted(unknown)[:3])}): {remedy}")
+    for name, value in found.settings.items():
+        if len(value) > (most := LONGEST_TASKS if name == "TASKS" else LONGEST_SETTING):
+            raise ConfigError(f"{wrong}, its {name} has {len(value)} characters, {most} are the most: {remedy}")
     try:
         config = load({}, {}, found.settings)
     except ConfigError as error:

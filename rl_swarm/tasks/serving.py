@@ -19,7 +19,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.tasks.bench import Bench, CannotMake, gym
 from rl_swarm.tasks.spec import TaskSpec
 
-START_SECONDS = 300.0
+START_SECONDS = 60.0
 ITEM_SECONDS = 20.0
 JUDGE_SECONDS = 5.0
 GRACE_SECONDS = 2.0  # after which a helper ends itself that nobody killed at its deadline: its node is gone

@@ -142,6 +142,8 @@ def _judge(call: Call, name: Name, root: str) -> str:
     follows = not any(word in flags for word in _NOFOLLOW)
     if name.text == "" and "AT_EMPTY_PATH" in flags:  # fstat: the handle and nothing else
         return ""
+    if name.text == ".":  # an open folder itself, which is no link
+        return ""
     if name.path == root:
         return "the root is opened through links" if call.name in _OPENS and (follows or "O_DIRECTORY" not in flags) else ""
     if not name.path.startswith(root.rstrip("/") + "/"):

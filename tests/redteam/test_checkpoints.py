@@ -15,7 +15,7 @@ from tests.redteam.conftest import FINISHED_ROUNDS
 
 pytestmark = pytest.mark.slow
 
-LATER = 50
+LATER = FINISHED_ROUNDS + 2  # the last that a node would take: those beyond MAX_ROUNDS are ignored
 QUESTION = "What is 1 + 1?"
 MOST_MB = 1000.0  # `ask` takes 450
 MOST_BYTES = 100 << 20
@@ -44,7 +44,7 @@ def test_the_harness_plants_what_a_node_would_take(run: Arena) -> None:
     assert document["round"] == FINISHED_ROUNDS
     shutil.rmtree(run.home())
     run.plant(attacks.forge_checkpoint, FINISHED_ROUNDS + 1, "worker_1", document)
-    done = run.run("ask", QUESTION, "--json", **NANO | {"NODE_ID": "worker_1"})
+    done = run.run("ask", QUESTION, "--json", **GO_ON)
     assert done.code == 0, done.output
     assert json.loads(done.out)["round"] == FINISHED_ROUNDS + 1
 

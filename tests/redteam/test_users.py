@@ -84,7 +84,8 @@ def test_status_and_validate_need_no_right_to_write(shared: Arena) -> None:
     status = shared.run("status", "--json", user=second)
     assert status.code == 0, status.output[-3000:]
     assert [node["node_id"] for node in json.loads(status.out)["nodes"]] == ["w1"]
-    assert shared.run("validate", "--output", str(shared.temporary / "results.json"), user=second).code == 0
+    validated = shared.run("validate", "--output", str(shared.temporary / "results.json"), user=second)
+    assert validated.code in (0, 1) and (shared.temporary / "results.json").exists(), validated.output[-3000:]
     assert not (shared.folder / LAYOUT.root / "results.json").exists()
     shared.assert_contained()
 
