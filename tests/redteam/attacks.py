@@ -190,7 +190,8 @@ def forge_checkpoint(store: Path, number: int, node_id: str, document: Mapping[s
 
     with tempfile.TemporaryDirectory(prefix="rl-swarm-forge-") as folder:
         archive = Path(folder, "checkpoint")
-        torch.save({**document, "round": number}, archive)
+        with archive.open("wb") as output:  # a file of ours, not a path: the names inside are those that a node's own have
+            torch.save({**document, "round": number}, output)
         archive = _deflated(archive) if deflated else archive
         return file(store, LAYOUT.checkpoint(number, node_id), _with_checksum(archive.read_bytes()))
 
