@@ -52,7 +52,12 @@ def run(workers: int, cores: set[int], external: int, rounds: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for index in range(workers):
-            settings = {"GDRIVE_PATH": folder, "EXPERIMENT_NAME": "bench", "NODE_ID": f"w{index}", "MAX_ROUNDS": str(rounds)}
+            settings = {
+                "GDRIVE_PATH": f"{folder}/store",
+                "EXPERIMENT_NAME": "bench",
+                "NODE_ID": f"w{index}",
+                "MAX_ROUNDS": str(rounds),
+            }
             settings["NUM_TRANSPLANT_TREES"] = str(external)
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.workers", "--node"],
