@@ -326,7 +326,8 @@ def checksum(path: Path) -> str:
 
 def _load(path: Path) -> State:
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             # Mapped, so that tensors are slices of the file: read into memory, torch believes a tensor's size and not its member's.
             document = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # it documents none, and whatever it is, torch cannot load this file
