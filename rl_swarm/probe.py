@@ -142,7 +142,7 @@ class Family(Tasks):
         """The next question of a level, and a new one if a few tries find one."""
         found, timeouts = None, self.counters["question_timeout"]
         for _ in range(TRIES):
-            question = self._advance(self.specs.index(spec))
+            question = self._advance(self.specs.index(spec), {})
             if question is not None and question.text_id not in known:
                 return question
             found = question or found

@@ -136,14 +136,17 @@ def attack(name: str, count: int, seed: int, folder: Path, watcher: Watcher) -> 
     watcher.reset()
     try:
         target = TimedHelper([TaskSpec(name)])
-        item = target.item(0, *QUESTION)
-    except (ConfigError, CannotMake) as error:
+        [item] = target.items([(0, *QUESTION)])
+    except ConfigError as error:
         outcome.refused = str(error)
+        return outcome
+    if isinstance(item, CannotMake):
+        outcome.refused = str(item)
         return outcome
     problems: Counter[str] = Counter()
     for answer in hostile_answers(item.answer or MODEL_ANSWERS.get(name, "1"), seed, count, folder):
         start, replacing = time.monotonic(), target.replacing
-        [verdict] = target.judge(0, *QUESTION, [answer])
+        _, [verdict] = target.judge((0, *QUESTION), item.prompt, [answer])
         seconds = time.monotonic() - start - (target.replacing - replacing)
         problems[verdict.problem] += 1
         outcome.kills += verdict.problem == "scorer_timeout"

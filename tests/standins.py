@@ -12,6 +12,8 @@ from typing import Any
 from rl_swarm.errors import BadRollout, CheckpointError
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.tasks import Tasks
+from rl_swarm.tasks.bench import Item
 
 TASKS_VERSION = "stand-in 1"
 
@@ -134,3 +136,10 @@ class StandInCheckpoints:
             return None
         round_number, node_state, trainer_state = json.loads(self.saved)
         return round_number, node_state, trainer_state
+
+
+def made_at(tasks: Tasks, seed: int, index: int) -> Question:
+    """The question of the first task at a place that the node's own stream need not reach."""
+    [item] = tasks._helper.items([(0, seed, index)])
+    assert isinstance(item, Item)
+    return tasks._question((0, seed, index), item)

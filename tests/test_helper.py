@@ -181,6 +181,24 @@ def test_a_question_of_many_megabytes_does_not_reach_the_node(tmp_path: Path) ->
         tasks.verify(published(Question("x", "a", tasks.specs[0].name, {}, 1, 3), "a"))
 
 
+def test_questions_are_drawn_and_rollouts_verified_in_one_request_each(actor: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor.held_out()
+    sent: list[bytes] = []
+    send = helper._Child.send
+    monkeypatch.setattr(helper._Child, "send", lambda child, request: sent.append(request) or send(child, request))  # type: ignore[func-returns-value]
+    questions = actor.draw(8)
+    assert len(sent) == 1
+    assert actor.verify(published(questions[0], "yes", "no")).rewards == [1.0, 0.0]
+    assert len(sent) == 2
+
+
+def test_nothing_is_judged_under_another_question(actor: Tasks) -> None:
+    (question,) = actor.draw(1)
+    other = dataclasses.replace(question, prompt="another one")
+    assert actor.score_all(other, [tagged("yes")]) == [0.0]
+    assert actor.counters == {"question_differs": 1}
+
+
 # The time that a caller has
 
 

@@ -69,7 +69,7 @@ def test_answers_that_are_executed_leave_traces(tmp_path: Path) -> None:
         careless = helper.Helper(parse_tasks(str(tmp_path / "careless.py")))
         for code, seen in codes.items():
             report.write_text("")
-            careless.judge(0, 1, 0, [code])
+            careless.judge((0, 1, 0), "What?", [code])
             assert seen in report.read_text(), code
     assert file.exists()
     assert f"{CANARY_FILE} was written" in traces(tmp_path)

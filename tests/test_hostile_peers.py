@@ -32,7 +32,7 @@ from rl_swarm.swarm.rounds import Rounds, read_reward
 from rl_swarm.tasks import Tasks, parse_tasks
 from rl_swarm.worker import Worker, WorkerSettings
 from tests.clocks import VirtualClock
-from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer, make_question
+from tests.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer, made_at, make_question
 from tests.test_exchange import LAYOUT, bundle, ids, make, publish, rollout
 
 
@@ -354,7 +354,7 @@ def test_text_that_was_taken_once_is_not_taken_again_whoever_sends_it(tmp_path: 
 
 def test_the_same_question_under_another_seed_of_reasoning_gym_is_no_other(tmp_path: Path) -> None:
     tasks = Tasks(parse_tasks("gcd"), seed=1, node_id="me", held_out_per_task=0)
-    one, twin = tasks._make(0, 7, 4), tasks._make(0, 8, 3)
+    one, twin = made_at(tasks, 7, 4), made_at(tasks, 8, 3)
     assert one.prompt == twin.prompt and (one.seed, one.index) != (twin.seed, twin.index)
     group = (Completion(f"<answer>{one.answer}</answer>"), Completion("<answer>no</answer>"))
     store = MemoryStore(clock=VirtualClock())

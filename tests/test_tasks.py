@@ -22,6 +22,7 @@ from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import PRESETS, Tasks, TaskSpec, canonical, helper, parse_tasks, parsed_answer, questions, tasks_version
 from rl_swarm.tasks.bench import Bench, _common_divisors
 from rl_swarm.tasks.gates import gate_for, is_anything, is_expression, is_formula, is_literal, is_narrow
+from tests.standins import made_at
 
 ROOT = Path(__file__).parents[1]
 BOTH = sorted({spec.key for preset in PRESETS for spec in parse_tasks(PRESETS[preset])})
@@ -420,7 +421,7 @@ class TestHeldOut:
         twin = next(
             question
             for index in range(400)
-            if (question := tasks._make(0, 77, index)).text_id == held.text_id  # the same text, made by another seed
+            if (question := made_at(tasks, 77, index)).text_id == held.text_id  # the same text, made by another seed
         )
         assert (twin.seed, twin.index) != (held.seed, held.index)
         with pytest.raises(BadRollout, match="held_out"):
@@ -714,7 +715,7 @@ class TestVerify:
     @pytest.mark.parametrize("text", BOTH)
     def test_huge_seeds_make_questions(self, text: str) -> None:
         tasks = make(text)
-        huge = [tasks._make(0, 2**53 - 1, index) for index in range(495, 500)]
+        huge = [made_at(tasks, 2**53 - 1, index) for index in range(495, 500)]
         held = {question.text_id for question in tasks.held_out()}
         question = next(each for each in huge if each.text_id not in held)
         assert tasks.verify(published(question, tagged("x"))).question == question

@@ -1,8 +1,8 @@
 """Make questions and judge answers in another process, where code that never returns or takes all memory can be ended.
 
 sympy on `9**9**9**9`, a puzzle solver on an unlucky seed and an own task with an endless loop hold the interpreter: no thread and
-no Python signal handler gets through to them. A process with a deadline can always be killed. All answers to a question are sent at
-once and the verdicts come back one by one, each with a deadline of its own.
+no Python signal handler gets through to them. A process with a deadline can always be killed. Since to wait for its turn on a
+processor costs more than most questions and verdicts, many are asked for in one request; each has a deadline of its own.
 
 One loader a process imports reasoning-gym and forks the helpers; the node never imports it. They run with PYTHONHASHSEED=0: some of
 reasoning-gym's generators walk through sets of words, and peers must arrive at the same question. All `Tasks` of a process with the
@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import IO
+from typing import IO, Any
 
 from rl_swarm.children import python
 from rl_swarm.errors import ConfigError, SwarmError
@@ -38,6 +38,7 @@ REPLY_BYTES = 8 << 20  # several times the longest question and its answer, esca
 LOOK_SECONDS = 0.2
 EXIT_SECONDS = 0.3
 
+Place = tuple[int, int, int]  # of a question: the task's number, seed, index
 
 _decode = json.JSONDecoder().decode  # half the time of json.loads, which looks at encodings and options first
 
@@ -54,6 +55,62 @@ class TooSlow(Exception):
     """The caller's seconds were over before the last reply."""
 
 
+class Job:
+    """A question to be made, the answers to it to be judged, and how far that is."""
+
+    def __init__(self, place: Place, prompt: str | None = None, answers: Sequence[str] = ()) -> None:
+        self._place, self._prompt, self._answers = place, prompt, answers
+        self.made: Item | None = None
+        self.verdicts: list[Verdict] = []
+        self._failure: CannotMake | None = None
+        self._hangs = 0
+        self._begun = False
+
+    @property
+    def done(self) -> bool:
+        return self._failure is not None or (self.made is not None and len(self.verdicts) == len(self._answers))
+
+    @property
+    def failure(self) -> CannotMake:
+        assert self._failure is not None, "this question was made"
+        return self._failure
+
+    def request(self) -> list[Any]:
+        """What is left to do, as `serving.py` reads it."""
+        self._begun = False
+        return [*self._place, self._prompt, self._answers[len(self.verdicts) :]]
+
+    def take(self, reply: Reply) -> None:
+        """Take in the question or what was wrong with it, later a verdict."""
+        if self._begun:
+            self.verdicts.append(Verdict(reply["score"], reply["problem"]))
+        elif "problem" in reply:
+            self._give_up(reply["problem"], reply["detail"])
+        else:
+            self.made = Item(reply["prompt"], reply["answer"], {})
+            self._begun = True
+
+    def fail(self, gone: "Gone") -> None:
+        """The helper is gone: that is this question's fault, or that of the answer it was at."""
+        if not self._begun:
+            self._give_up("question_timeout" if gone.hung else "question_raised", f"the helper {gone}")
+            return
+        self._hangs += gone.hung
+        self.verdicts.append(Verdict(0.0, "scorer_timeout" if gone.hung else "scorer_raised"))
+        if self._hangs >= HANGS_FORGIVEN:
+            self._fill(Verdict(0.0, "scorer_timeout"))
+
+    def _give_up(self, problem: str, detail: str) -> None:
+        """There is no such question; if there was one a moment ago, the answers that are left are worth nothing."""
+        if self.made is None:
+            self._failure = CannotMake(problem, detail)
+        else:
+            self._fill(Verdict(0.0, problem))
+
+    def _fill(self, verdict: Verdict) -> None:
+        self.verdicts += [verdict] * (len(self._answers) - len(self.verdicts))
+
+
 class Helper:
     """A bench behind pipes, for any thread. Loads its tasks at once, and again after every failure."""
 
@@ -63,65 +120,44 @@ class Helper:
         self._child: _Child | None = None
         self._start()
 
-    def item(self, number: int, seed: int, index: int, seconds: float = math.inf) -> Item:
-        """Make a question; raise CannotMake, or TooSlow after so many seconds."""
-        with self._turn():
-            reply = self._make(number, seed, index, [], time.monotonic() + seconds)
-        if "problem" in reply:
-            raise CannotMake(reply["problem"], reply["detail"])
-        return Item(reply["prompt"], reply["answer"], {})
+    def items(self, places: Sequence[Place], seconds: float = math.inf) -> list[Item | CannotMake]:
+        """Make questions, all in one request; raise TooSlow after so many seconds."""
+        jobs = [Job(place) for place in places]
+        self._do(jobs, seconds)
+        return [job.made or job.failure for job in jobs]
 
-    def judge(self, number: int, seed: int, index: int, answers: Sequence[str], seconds: float = math.inf) -> list[Verdict]:
-        """Judge all answers to one question; raise TooSlow after so many seconds. A verifier's failure is a verdict of 0."""
-        verdicts: list[Verdict] = []
-        hangs = 0
+    def judge(self, place: Place, prompt: str, answers: Sequence[str], seconds: float = math.inf) -> tuple[Item, list[Verdict]]:
+        """Make a question and judge all answers to it; raise CannotMake, also where it is another question than `prompt`,
+        or TooSlow after so many seconds. A verifier's failure is a verdict of 0."""
+        job = Job(place, prompt, answers)
+        self._do([job], seconds)
+        if job.made is None:
+            raise job.failure
+        return job.made, job.verdicts
+
+    def _do(self, jobs: Sequence["Job"], seconds: float) -> None:
         with self._turn():
             deadline = time.monotonic() + seconds
-            while len(verdicts) < len(answers) and hangs < HANGS_FORGIVEN:
-                try:
-                    for verdict in self._judge(number, seed, index, answers[len(verdicts) :], deadline):
-                        verdicts.append(verdict)
-                except Gone as gone:
-                    hangs += gone.hung
-                    verdicts.append(Verdict(0.0, "scorer_timeout" if gone.hung else "scorer_raised"))
-        return verdicts + [Verdict(0.0, "scorer_timeout")] * (len(answers) - len(verdicts))
+            while left := [job for job in jobs if not job.done]:
+                self._request(left, deadline)
 
-    def _judge(self, number: int, seed: int, index: int, answers: Sequence[str], deadline: float) -> Iterator[Verdict]:
-        """Yield a verdict an answer, or fewer if the helper had to be replaced after one."""
-        problem = self._make(number, seed, index, answers, deadline).get("problem")
-        for _ in answers:
-            if problem:
-                yield Verdict(0.0, problem)
-                continue
-            reply = self._reply(JUDGE_SECONDS, deadline)
-            swollen = reply.pop("swollen")
-            yield Verdict(**reply)
-            if swollen:
-                self._replace()
-                return
-
-    def _make(self, number: int, seed: int, index: int, answers: Sequence[str], deadline: float) -> Reply:
-        """Have a question made, to which the answers will be judged, and return it or the problem."""
+    def _request(self, jobs: Sequence["Job"], deadline: float) -> None:
+        """Do some of the jobs at least: the helper is replaced when one of them has made it fail or swell."""
         assert self._child is not None
+        child, job, swollen = self._child, jobs[0], False
         try:
-            self._child.send(_line([number, seed, index, answers]), impatient=not answers)
-            reply = self._reply(ITEM_SECONDS, deadline)
+            child.send(_line([job.request() for job in jobs]))
+            for job in jobs:
+                job.take(reply := child.reply(ITEM_SECONDS, deadline))
+                while not (swollen := reply.get("swollen", False)) and not job.done:
+                    job.take(reply := child.reply(JUDGE_SECONDS, deadline))
+                if swollen:
+                    break
         except Gone as gone:
-            return {"problem": "question_timeout" if gone.hung else "question_raised", "detail": f"the helper {gone}"}
-        if reply.get("swollen"):
+            job.fail(gone)
+            swollen = True
+        if swollen:
             self._replace()
-        return reply
-
-    def _reply(self, most_seconds: float, deadline: float) -> Reply:
-        assert self._child is not None
-        left = deadline - time.monotonic()
-        try:
-            return self._child.reply(min(left, most_seconds))
-        except Gone as gone:
-            if gone.hung and left < most_seconds:
-                raise TooSlow from None
-            self._replace()
-            raise
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -153,7 +189,7 @@ class Helper:
     def _start(self) -> None:
         child = _Child()
         try:
-            child.send(self._specs, impatient=True)
+            child.send(self._specs)
             reply = child.reply(START_SECONDS)
         except Gone as gone:
             raise ConfigError(
@@ -199,31 +235,29 @@ class _Child:
             return not self._received
         return False
 
-    def send(self, request: bytes, impatient: bool = False) -> None:
-        """Begin to send; `reply` sends the rest. Who is impatient is woken by every reply, others by the last of them.
-
-        To be woken costs more than a verdict. Whoever waits for many still sees every `LOOK_SECONDS` how far the helper is."""
-        if impatient:
-            self._poll.register(self._replies, select.POLLIN)
-        else:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(self._replies)
+    def send(self, request: bytes) -> None:
+        """Begin to send; `reply` sends the rest."""
         self._unsent += request
         self._write()
 
-    def reply(self, seconds: float) -> Reply:
-        """The next reply; raise Gone if there is none by then."""
-        deadline = time.monotonic() + seconds
-        while (end := self._received.find(b"\n")) < 0:
-            left = deadline - time.monotonic()
+    def reply(self, most_seconds: float, deadline: float = math.inf) -> Reply:
+        """The next reply; raise Gone if there is none after so many seconds, and TooSlow if the deadline comes first.
+
+        To be woken costs more than a verdict: only the last reply to a request wakes whoever waits. Before it, it looks every
+        `LOOK_SECONDS` how far the helper is."""
+        end = min(time.monotonic() + most_seconds, deadline)
+        while (length := self._received.find(b"\n")) < 0:
+            left = end - time.monotonic()
             ready = dict(self._poll.poll(math.ceil(max(0.0, min(left, LOOK_SECONDS)) * 1000)))
             if self._requests in ready:
                 self._write()
             self._read()
             if left <= 0 and b"\n" not in self._received:
+                if end == deadline:
+                    raise TooSlow
                 raise Gone(hung=True)
-        reply: Reply = _decode(self._received[:end].decode())
-        del self._received[: end + 1]
+        reply: Reply = _decode(self._received[:length].decode())
+        del self._received[: length + 1]
         return reply
 
     def _write(self) -> None:

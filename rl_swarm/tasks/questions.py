@@ -7,9 +7,8 @@ known by its text. Nothing a peer claims is believed: not the prompt, not the an
 
 import dataclasses
 import math
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any
 
@@ -20,8 +19,8 @@ from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.randomness import key as derive
 from rl_swarm.rollout import Question, Rollout
-from rl_swarm.tasks.bench import BLOCK, CannotMake
-from rl_swarm.tasks.helper import Helper, TooSlow, shared_helper
+from rl_swarm.tasks.bench import BLOCK, CannotMake, Item
+from rl_swarm.tasks.helper import Helper, Place, TooSlow, shared_helper
 from rl_swarm.tasks.spec import TaskSpec
 
 HELD_OUT_PER_TASK = 16
@@ -29,6 +28,8 @@ REMEMBERED = 2048  # texts lately drawn, so that a small task repeats itself onl
 TextId = Annotated[str, Meta(max_length=64)]
 _FRESH_TRIES = 8
 _MOST_TRIES = 1000
+_REASONS = {"unknown_question": "task_not_allowed", "question_differs": "prompt_mismatch"}  # why a rollout is refused
+Made = Item | CannotMake
 
 
 class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +65,7 @@ class Tasks:
 
     def draw(self, count: int) -> list[Question]:
         """The next questions of this node's stream: tasks by weight, with replacement; never a held-out one."""
-        return [self._next() for _ in range(count)]
+        return list(self._upcoming(count))
 
     def state(self) -> dict[str, Any]:
         """The cursor, as JSON would have it: a node that restores it goes on with the very next question."""
@@ -84,52 +85,45 @@ class Tasks:
         """What the task's own verifier pays for the answer in `text`: 0 to 1, and 0 where there is none. Never raises or hangs."""
         return self.score_all(question, [text])[0]
 
-    def score_all(self, question: Question, texts: Sequence[str], seconds: float = math.inf) -> list[float]:
-        """Score a whole group of completions at once; raise TooSlow, with nothing scored, if that takes longer than `seconds`."""
-        answers = {place: answer for place, text in enumerate(texts) if (answer := parsed_answer(text)) is not None}
-        scores = [0.0] * len(texts)
-        if not answers:
-            return scores
-        number = self._number(question)
-        if number is None:
-            self.counters["unknown_question"] += len(answers)
-            return scores
-        verdicts = self._helper.judge(number, question.seed, question.index, list(answers.values()), seconds)
-        for place, verdict in zip(answers, verdicts, strict=True):
-            scores[place] = verdict.score
-            if verdict.problem:
-                self.counters[verdict.problem] += 1
-        return scores
+    def score_all(self, question: Question, texts: Sequence[str]) -> list[float]:
+        """Score a whole group of completions at once."""
+        answers = [parsed_answer(text) for text in texts]
+        given = sum(answer is not None for answer in answers)
+        try:
+            return self._judge(question, answers)[1] if given else [0.0] * len(texts)
+        except CannotMake as error:
+            self.counters[error.problem] += given
+            return [0.0] * len(texts)
 
     def verify(self, rollout: Rollout, seconds: float = math.inf) -> Rollout:
         """A peer's rollout as we see it: the same question made here, our answer key, our scores; or BadRollout.
 
         One that takes longer than `seconds` to check is refused as a whole: there is no such thing as half a group."""
-        began = time.monotonic()
+        asked = rollout.question
+        if asked.task is None:
+            raise BadRollout("unverifiable", "the question names no task that could make it again")
+        if asked.text_id in self._held_out_texts():
+            raise BadRollout("held_out", f"{asked.task} seed {asked.seed} index {asked.index} is for measuring only")
         try:
-            question = self._make_again(rollout.question, seconds)
-            texts = [done.text for done in rollout.completions]
-            scores = self.score_all(question, texts, began + seconds - time.monotonic())
+            question, scores = self._judge(asked, [parsed_answer(done.text) for done in rollout.completions], seconds)
+        except CannotMake as error:
+            raise BadRollout(_REASONS.get(error.problem, "unverifiable"), f"{asked.task[:80]!r}: {str(error)[:200]}") from None
         except TooSlow:
-            raise BadRollout("slow_to_check", f"{rollout.question.task} took longer than {seconds:.1f} s") from None
+            raise BadRollout("slow_to_check", f"{asked.task} took longer than {seconds:.1f} s") from None
         scored = [dataclasses.replace(done, reward=score) for done, score in zip(rollout.completions, scores, strict=True)]
         return dataclasses.replace(rollout, question=question, completions=tuple(scored))
 
-    def _make_again(self, asked: Question, seconds: float) -> Question:
-        if asked.task is None:
-            raise BadRollout("unverifiable", "the question names no task that could make it again")
-        number = self._number(asked)
-        if number is None:
-            raise BadRollout("task_not_allowed", f"{asked.task[:80]!r} with this config is none of the experiment's tasks")
-        try:
-            question = self._make(number, asked.seed, asked.index, seconds)
-        except CannotMake as error:
-            raise BadRollout("unverifiable", str(error)[:200]) from None
-        if question.prompt != asked.prompt:
-            raise BadRollout("prompt_mismatch", f"{asked.task} seed {asked.seed} index {asked.index} is another question here")
-        if question.text_id in self._held_out_texts():
-            raise BadRollout("held_out", f"{asked.task} seed {asked.seed} index {asked.index} is for measuring only")
-        return question
+    def _judge(self, asked: Question, answers: Sequence[str | None], seconds: float = math.inf) -> tuple[Question, list[float]]:
+        """Make a question again and score the answers to it, 0 for none; raise CannotMake if it is not one of ours, or TooSlow."""
+        place = self._place_of(asked)
+        given = {slot: answer for slot, answer in enumerate(answers) if answer is not None}
+        item, verdicts = self._helper.judge(place, asked.prompt, list(given.values()), seconds)
+        scores = [0.0] * len(answers)
+        for slot, verdict in zip(given, verdicts, strict=True):
+            scores[slot] = verdict.score
+            if verdict.problem:
+                self.counters[verdict.problem] += 1
+        return self._question(place, item), scores
 
     def held_out(self) -> list[Question]:
         """Questions that nobody trains on: the same for every node and seed of an experiment."""
@@ -144,13 +138,30 @@ class Tasks:
         assert self._shared is not None, "these tasks are closed"
         return self._shared
 
-    def _next(self) -> Question:
-        spot = derive("choice", *self._origin, self._position) / 2**63 * self._bounds[-1]
-        number = next(place for place, bound in enumerate(self._bounds) if spot < bound or place == len(self._bounds) - 1)
-        self._position += 1
+    def _upcoming(self, count: int) -> Iterator[Question]:
+        numbers = [self._choice(self._position + ahead) for ahead in range(count)]
+        made = self._make_ahead(numbers)
+        for number in numbers:
+            self._position += 1
+            yield self._fresh(number, made)
+
+    def _choice(self, position: int) -> int:
+        spot = derive("choice", *self._origin, position) / 2**63 * self._bounds[-1]
+        return next(number for number, bound in enumerate(self._bounds) if spot < bound or number == len(self._bounds) - 1)
+
+    def _make_ahead(self, numbers: Sequence[int]) -> dict[Place, Made]:
+        """In one request, what is drawn next if no question is passed over."""
+        drawn = Counter(self._drawn)
+        places = []
+        for number in numbers:
+            places.append(self._place(number, drawn[self.specs[number].key]))
+            drawn[self.specs[number].key] += 1
+        return dict(zip(places, self._helper.items(places), strict=True))
+
+    def _fresh(self, number: int, made: Mapping[Place, Made]) -> Question:
         seen = 0
         for _ in range(_MOST_TRIES):
-            question = self._advance(number)
+            question = self._advance(number, made)
             if question is None:
                 continue
             if question.text_id in self._recent:
@@ -170,17 +181,22 @@ class Tasks:
         if len(self._recent) > REMEMBERED:
             del self._recent[next(iter(self._recent))]
 
-    def _advance(self, number: int) -> Question | None:
+    def _advance(self, number: int, made: Mapping[Place, Made]) -> Question | None:
         """The next question of one task, or None where it is held out or cannot be made."""
         key = self.specs[number].key
-        block, index = divmod(self._drawn[key], BLOCK)
+        place = self._place(number, self._drawn[key])
         self._drawn[key] += 1
-        try:
-            question = self._make(number, derive("stream", *self._origin, key, block) >> 32, index)
-        except CannotMake as error:
-            self.counters[error.problem] += 1
+        item = made.get(place) or self._helper.items([place])[0]
+        if isinstance(item, CannotMake):
+            self.counters[item.problem] += 1
             return None
+        question = self._question(place, item)
         return None if question.text_id in self._held_out_texts() else question
+
+    def _place(self, number: int, drawn: int) -> Place:
+        """Where the next question of a task lies in this node's stream, when so many have been drawn."""
+        block, index = divmod(drawn, BLOCK)
+        return number, derive("stream", *self._origin, self.specs[number].key, block) >> 32, index
 
     def _held_out_texts(self) -> dict[str, Question]:
         if self._held_out is None:
@@ -195,26 +211,28 @@ class Tasks:
             if len(made) >= wanted and (not repeats or len(made) >= 4 * wanted):
                 break
             block, index = divmod(attempt, BLOCK)
-            try:
-                question = self._make(number, derive("held-out", key, block) >> 32, index)
-            except CannotMake as error:
-                self.counters[error.problem] += 1
+            place = (number, derive("held-out", key, block) >> 32, index)
+            [item] = self._helper.items([place])
+            if isinstance(item, CannotMake):
+                self.counters[item.problem] += 1
                 continue
+            question = self._question(place, item)
             repeats += question.text_id in made
             made.setdefault(question.text_id, question)
         kept = min(wanted, len(made) // 4) if repeats else wanted
         return dict(list(made.items())[:kept])
 
-    def _make(self, number: int, seed: int, index: int, seconds: float = math.inf) -> Question:
-        if not (0 <= seed < 2**53 and 0 <= index < 2**53):
-            raise CannotMake("question_missing", f"seed {seed}, index {index}")
-        item = self._helper.item(number, seed, index, seconds)
+    def _question(self, place: Place, item: Item) -> Question:
+        number, seed, index = place
         spec = self.specs[number]
         return Question(item.prompt, item.answer, spec.name, dict(spec.config), seed, index)
 
-    def _number(self, question: Question) -> int | None:
-        """Which of our tasks a question belongs to; weights are each node's own affair."""
-        for number, spec in enumerate(self.specs):
-            if spec.name == question.task and spec.config == question.config:
-                return number
-        return None
+    def _place_of(self, question: Question) -> Place:
+        """Where a question lies among our tasks; weights are each node's own affair."""
+        ours = (each for each, spec in enumerate(self.specs) if spec.name == question.task and spec.config == question.config)
+        number = next(ours, None)
+        if number is None:
+            raise CannotMake("unknown_question", "with this config it is none of the experiment's tasks")
+        if not (0 <= question.seed < 2**53 and 0 <= question.index < 2**53):
+            raise CannotMake("question_missing", f"seed {question.seed}, index {question.index}")
+        return number, question.seed, question.index

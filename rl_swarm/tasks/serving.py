@@ -99,7 +99,9 @@ def _be_helper(requests: int, replies: int, done: int) -> NoReturn:
 
 
 def serve(incoming: IO[bytes], replies: int, done: int) -> None:
-    """The life of a helper: tasks on the first line, then a question and any number of answers a line, until the pipe closes."""
+    """The life of a helper: tasks on the first line, then on each line questions with any number of answers, until the pipe closes.
+
+    Whoever asks sleeps until it hears from `done` that all replies to its line are there."""
 
     def reply(content: Reply) -> None:
         line = json.dumps(content).encode() + b"\n"
@@ -118,26 +120,33 @@ def serve(incoming: IO[bytes], replies: int, done: int) -> None:
     swollen = _limit_memory()
     _die_after(0)
     reply({})
+    os.write(done, b".")
     for line in incoming:
-        for content in _answer(bench, swollen, *json.loads(line)):
-            reply(content)
+        for job in json.loads(line):
+            for content in _answer(bench, swollen, *job):
+                reply(content)
         os.write(done, b".")
         _die_after(0)
 
 
-def _answer(bench: Bench, swollen: Callable[[], bool], number: int, seed: int, index: int, answers: list[str]) -> Iterator[Reply]:
-    """Yield the question, then a verdict an answer; nothing follows a question that cannot be made."""
+def _answer(
+    bench: Bench, swollen: Callable[[], bool], number: int, seed: int, index: int, prompt: str | None, answers: list[str]
+) -> Iterator[Reply]:
+    """Yield the question, then a verdict an answer; nothing follows if it cannot be made or is another one than `prompt`."""
     _die_after(ITEM_SECONDS)
     try:
         item = bench.item(number, seed, index)
+        if prompt is not None and item.prompt != prompt:
+            raise CannotMake("question_differs", f"seed {seed} index {index} is another question here")
     except CannotMake as error:
         yield {"problem": error.problem, "detail": error.detail, "swollen": swollen()}
         return
-    yield {} if answers else {"prompt": item.prompt, "answer": item.answer, "swollen": swollen()}
+    full = not answers and swollen()  # to look takes longer than most verdicts
+    yield {"prompt": item.prompt, "answer": item.answer, "swollen": full}
     for left in range(len(answers), 0, -1):
         _die_after(JUDGE_SECONDS)
         verdict = bench.judge(number, seed, index, answers[-left])
-        full = verdict.problem == "scorer_memory" or (left == 1 and swollen())  # to look takes longer than most verdicts
+        full = verdict.problem == "scorer_memory" or (left == 1 and swollen())
         yield {"score": verdict.score, "problem": verdict.problem, "swollen": full}
 
 
