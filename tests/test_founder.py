@@ -1,5 +1,6 @@
 """A swarm with a founder's key, and a stranger who can write to its folder: refused, counted, said, and without effect."""
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,8 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
-from rl_swarm import progress
+from rl_swarm import checkpoint, progress
 from rl_swarm.document import seal, unseal
 from rl_swarm.identity import Identity, load_identity
 from rl_swarm.store.memory import MemoryStore
@@ -105,8 +107,8 @@ def test_forged_documents_change_nothing_in_a_simulated_swarm(external: int, tmp
 # Real processes
 
 
-def play(swarm: LocalSwarm, folder: Path, attack: bool) -> dict[str, list[Any]]:
-    """A founder's coordinator and two workers on one folder; a stranger comes when the first round is open."""
+def play(swarm: LocalSwarm, folder: Path, attack: bool, names: tuple[str, ...] = ("w0", "w1")) -> dict[str, list[Any]]:
+    """A founder's coordinator and workers on one folder; a stranger comes when the first round is open."""
     boss = swarm.start("boss", "coordinator", SWARM_IDENTITY=folder / "founder.pem")
     founder = load_identity(str(folder / "founder.pem")).public
     while not swarm.announced():
@@ -119,9 +121,9 @@ def play(swarm: LocalSwarm, folder: Path, attack: bool) -> dict[str, list[Any]]:
             (swarm.folder / key).write_bytes(data)
         registration = seal(Registration("w0", "worker", 0.0, "evil", "w0", "1", "f"))
         (swarm.folder / LAYOUT.peer("w0")).write_bytes(registration)
-    workers = [swarm.start(node, SWARM_FOUNDER=founder, RL_SWARM_HOME=folder / f"home of {node}") for node in ("w0", "w1")]
-    assert [swarm.wait(process, 120) for process in (*workers, boss)] == [0, 0, 0]
-    return {node: figures(swarm.metrics(node)) for node in ("w0", "w1")}
+    workers = [swarm.start(node, SWARM_FOUNDER=founder, RL_SWARM_HOME=folder / f"home of {node}") for node in names]
+    assert not any([swarm.wait(process, 120) for process in (*workers, boss)]), swarm.console("boss") + swarm.console("w0")
+    return {node: figures(swarm.metrics(node)) for node in names}
 
 
 def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None:
@@ -141,6 +143,30 @@ def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None
     assert "refused, 1 so far for this reason" in said
     assert "somebody had put a file of theirs at" in said, "and its own documents were put in their place"
     assert f"rl-swarm join {swarm.folder}/trial#" in swarm.console("boss")
+
+
+@pytest.mark.slow
+def test_forged_documents_leave_the_weights_of_nano_as_they_are(tmp_path: Path) -> None:
+    settings = {"MAX_ROUNDS": 6, "NUM_TRAIN_SAMPLES": 8, "NUM_GENERATIONS": 8, "COORDINATOR_ROUND_INTERVAL": 20}
+    nano = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "CHECKPOINT_INTERVAL": 1, "NUM_TRANSPLANT_TREES": 0, "OMP_NUM_THREADS": "1"}
+    kept, found = [], []
+    for name in ("quiet", "attacked"):
+        (tmp_path / name).mkdir()
+        swarm = LocalSwarm(tmp_path / name, **settings | nano)
+        swarm.program = ("rl_swarm.cli", "node")
+        if kept:  # a whole checkpoint, which the stranger says is the node's own
+            planted = swarm.folder / LAYOUT.checkpoint(5, "w0")
+            planted.parent.mkdir(parents=True)
+            shutil.copy(kept[0] / "round_000005.pt", planted)
+        try:
+            found.append(play(swarm, tmp_path / name, name == "attacked", ("w0",)))
+        finally:
+            swarm.close()
+        kept += (tmp_path / name).glob("home of w0/trial-*/w0/checkpoints")
+    assert found[0] == found[1] and found[0]["w0"][-1][4] > 0, "the policy has changed, and in the same steps"
+    assert "this node signs, and nothing signed says that the checkpoint is its own" in swarm.console("w0")
+    quiet, attacked = (checkpoint.read(folder / "round_000006.pt", 6).trainer["model"] for folder in kept)
+    assert quiet.keys() == attacked.keys() and all(torch.equal(quiet[name], attacked[name]) for name in quiet)
 
 
 def test_settings_that_somebody_changed_end_a_start_with_one_line(tmp_path: Path) -> None:

@@ -100,11 +100,13 @@ def strace() -> None:
         pytest.skip(reason)
 
 
-def traced(arena: Arena, *program: str, seconds: float = 200.0, **settings: object) -> tuple[Done, list[Violation]]:
-    """Run a program under strace; what it did is of use only if it touched the store."""
+def traced(
+    arena: Arena, *program: str, seconds: float = 200.0, touching: bool = True, **settings: object
+) -> tuple[Done, list[Violation]]:
+    """Run a program under strace; what a program with business in the store did is of use only if it touched it."""
     output = arena.temporary / f"trace-{len(arena.processes)}"
     done = arena.run_program([*command(output, program)], seconds, **settings)
-    assert touched(output, arena.folder), f"{program} never came near the store: {done.output[-2000:]}"
+    assert touched(output, arena.folder) or not touching, f"{program} never came near the store: {done.output[-2000:]}"
     return done, read(output, arena.folder, arena.cwd)
 
 
@@ -179,5 +181,25 @@ class TestRealCalls:
         program = [sys.executable, "-m", "rl_swarm.cli", *(each.format(**places) for each in arguments)]
         done, found = traced(plain, *program, **settings)
         assert done.code in codes, done.output
+        assert_guarded(found, plain)
+        plain.assert_contained()
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["config"],
+            ["memory", "nano"],
+            ["probe", "--tasks", "gcd", "--seconds", "10"],
+            ["reproduce", "--splits", "2/0,1/1", "--seeds", "1", "--rounds", "2", "--nodes", "2", "--output", "{tmp}/table"],
+        ],
+        ids=lambda value: value[0],
+    )
+    def test_a_command_without_business_in_the_store_is_no_exception(
+        self, arguments: list[str], plain: Arena, finished: Callable[[Arena], None]
+    ) -> None:
+        finished(plain)
+        program = [sys.executable, "-m", "rl_swarm.cli", *(each.format(tmp=plain.temporary) for each in arguments)]
+        done, found = traced(plain, *program, touching=False, **NANO)
+        assert done.code == 0, done.output
         assert_guarded(found, plain)
         plain.assert_contained()
