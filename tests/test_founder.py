@@ -122,7 +122,7 @@ def play(swarm: LocalSwarm, folder: Path, attack: bool, names: tuple[str, ...] =
         registration = seal(Registration("w0", "worker", 0.0, "evil", "w0", "1", "f"))
         (swarm.folder / LAYOUT.peer("w0")).write_bytes(registration)
     workers = [swarm.start(node, SWARM_FOUNDER=founder, RL_SWARM_HOME=folder / f"home of {node}") for node in names]
-    assert not any([swarm.wait(process, 120) for process in (*workers, boss)]), swarm.console("boss") + swarm.console("w0")
+    assert not any(swarm.wait(process, 120) for process in (*workers, boss)), swarm.console("boss") + swarm.console("w0")
     return {node: figures(swarm.metrics(node)) for node in names}
 
 
