@@ -9,7 +9,7 @@ GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ test-slow: $(READY) ## Run every test, also those that take minutes or need Debi
 	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m ''
 
 hostile: $(READY) ## Score 500 hostile answers for each reasoning-gym task under the helper's limits; goes on where it was stopped
-	$(BIN)/python -m tests.hostile_run
+	$(BIN)/python -m checks.hostile_run
 
 check: $(READY) ## Format, lint, types and tests
 	$(BIN)/ruff format --check .
@@ -71,13 +71,16 @@ $(GENRL_READY): constraints/torch.txt constraints/genrl.txt
 	@touch $@
 
 soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow
-	$(BIN)/python -m tests.soak
+	$(BIN)/python -m checks.soak
 
 reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
-	$(BIN)/python -m tests.reliability
+	$(BIN)/python -m checks.reliability
 
 readme: $(READY) ## Write the table of settings into the README
 	$(BIN)/python -m tests.test_readme
+
+tour: $(READY) ## Draw the folders and what they import into docs/tour.md
+	$(BIN)/python -m tests.support.imports
 
 lock: $(READY) ## Write the versions in use to constraints/libraries.txt
 	$(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(torch|numpy|nvidia|triton|cuda)[-_=a-z0-9]*==' > constraints/libraries.txt

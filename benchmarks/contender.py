@@ -34,10 +34,10 @@ def turns() -> Iterator[int]:
 
 
 def ours(work: Work) -> None:
-    from rl_swarm.models import load
-    from rl_swarm.policy import Policy
+    from rl_swarm.learning.models import load
+    from rl_swarm.learning.policy import Policy
+    from rl_swarm.learning.trainer import Trainer, TrainerSettings
     from rl_swarm.rollout import Question, Rollout
-    from rl_swarm.trainer import Trainer, TrainerSettings
 
     class Bare(Policy):
         """Asks the text itself, as TRL does with a plain prompt, and never stops early."""
@@ -116,7 +116,7 @@ def trl(work: Work, micro: int) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from rl_swarm.models.loading import locate
+    from rl_swarm.learning.models.loading import locate
 
     folder = locate(work.model)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from rl_swarm.clock import SystemClock
 from rl_swarm.document import seal
+from rl_swarm.learning.selection import choose
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
-from rl_swarm.selection import choose
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
-from tests.standins import StandInPolicy, StandInTasks
+from tests.support.standins import StandInPolicy, StandInTasks
 
 LAYOUT = Layout("bench")
 OWN, EXTERNAL, GROUP = 4, 4, 8

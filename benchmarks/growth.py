@@ -13,10 +13,10 @@ from statistics import median
 import torch
 
 from benchmarks.work import Work, prompts, rewards
-from rl_swarm.models import load
-from rl_swarm.policy import Policy
+from rl_swarm.learning.models import load
+from rl_swarm.learning.policy import Policy
+from rl_swarm.learning.trainer import Trainer, TrainerSettings
 from rl_swarm.rollout import Question, Rollout
-from rl_swarm.trainer import Trainer, TrainerSettings
 
 BASE = Work("nano", 8, 8, 60, 24)
 VARIED = {

@@ -14,12 +14,12 @@ from statistics import fmean
 
 from benchmarks.exchange import EXTERNAL, LAYOUT, publish_others
 from rl_swarm.clock import SystemClock
+from rl_swarm.learning.selection import choose
 from rl_swarm.randomness import generator
-from rl_swarm.selection import choose
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.publisher import Publisher
-from tests.standins import StandInTasks
+from tests.support.standins import StandInTasks
 
 PEERS, ROUNDS = 7, 12
 OPERATION_SECONDS = 0.2

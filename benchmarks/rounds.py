@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.smollm2 import smollm2
 from benchmarks.work import Work
-from rl_swarm.models.loading import locate
+from rl_swarm.learning.models.loading import locate
 
 TRL_PYTHON = Path(".venv-trl/bin/python")
 GENRL_PYTHON = Path(".venv-genrl/bin/python")

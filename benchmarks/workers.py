@@ -31,14 +31,14 @@ SETTINGS = {
 
 def node() -> None:
     """One worker: the shipped loop, with the wall time of every round."""
-    from rl_swarm.learner import make_learning_worker
-    from rl_swarm.node import open_node
+    from rl_swarm.node.assembly import open_node
+    from rl_swarm.node.learner import make_learning_worker
     from rl_swarm.tasks import tasks_version
 
     opened = open_node(os.environ, {}, tasks_version=tasks_version(), console=None)
 
     def loop() -> str:
-        worker = make_learning_worker(opened)
+        worker = make_learning_worker(opened, lambda node, policy: None)
         for number in range(opened.config.max_rounds):
             began = time.time()
             worker.play(number)

@@ -12,8 +12,8 @@ import click
 from rl_swarm import __version__
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
-from rl_swarm.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
 from rl_swarm.text import visible
+from rl_swarm.tools.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +98,7 @@ def coordinate(**flags: str | None) -> None:
 
 
 def _coordinate(flags: dict[str, str | None]) -> None:
-    from rl_swarm.node import make_coordinator, open_node
+    from rl_swarm.node.assembly import make_coordinator, open_node
     from rl_swarm.tasks import tasks_version
 
     node = open_node(os.environ, flags | {"role": "coordinator"}, tasks_version=tasks_version())
@@ -113,7 +113,7 @@ def work(**flags: str | None) -> None:
 
 
 def _work(flags: dict[str, str | None]) -> None:
-    from rl_swarm.node import open_node
+    from rl_swarm.node.assembly import open_node
     from rl_swarm.tasks import tasks_version, warm_up
 
     node = open_node(os.environ, flags | {"role": "worker"}, tasks_version=tasks_version())
@@ -121,9 +121,10 @@ def _work(flags: dict[str, str | None]) -> None:
     def learn() -> str:
         node.journal.say("loading libraries")
         warm_up()  # reasoning-gym, in a process of its own, while this one loads torch
-        from rl_swarm.learner import make_learning_worker
+        from rl_swarm.node.learner import make_learning_worker
+        from rl_swarm.tools.push import make_pusher
 
-        return make_learning_worker(node).run()
+        return make_learning_worker(node, make_pusher).run()
 
     node.run(learn)
 
@@ -177,7 +178,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
     """Say what the experiment and each of its nodes is doing, and since when."""
     import time
 
-    from rl_swarm.progress import ExperimentStatus, experiment_status
+    from rl_swarm.runs.progress import ExperimentStatus, experiment_status
     from rl_swarm.store import open_store
     from rl_swarm.swarm.layout import Layout
 
@@ -193,7 +194,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
         return
     from rich.console import Console
 
-    from rl_swarm.view import status_view, watch
+    from rl_swarm.show.live import status_view, watch
 
     if watching:
         watch(read)
@@ -218,8 +219,8 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     named = parse_tasks(loaded.tasks)
     click.echo(f"loading {loaded.model}", err=True)
     warm_up()
-    from rl_swarm.learner import load_policy
-    from rl_swarm.probe import Probe, progress_line, show
+    from rl_swarm.node.learner import load_policy
+    from rl_swarm.tools.probe import Probe, progress_line, show
 
     look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=clock)
     with progress_line(Console(stderr=True), clock) as watch:
@@ -237,8 +238,8 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 @configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
-    from rl_swarm.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
-    from rl_swarm.memory import find_preset, refuse_if_too_large
+    from rl_swarm.tools.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
+    from rl_swarm.tools.memory import find_preset, refuse_if_too_large
 
     chosen = find_preset(preset) if preset else None
     if chosen:
@@ -261,7 +262,7 @@ def demo(workers: int, **flags: str | None) -> None:
     """Train small models together on this machine, shown live, and report what they learnt; a few minutes on two cores."""
     from rich.console import Console
 
-    from rl_swarm.experiments.demo import run_demo
+    from rl_swarm.tools.demo import run_demo
 
     run_demo(os.environ, flags, workers, sys.argv[0], Console())
 
@@ -274,9 +275,9 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
     """Look at this machine, its libraries, the store and the experiment, and say what to do; exit 1 if something is wrong."""
     from rich.console import Console
 
-    from rl_swarm.doctor import examine
-    from rl_swarm.experiments.validate import passed, results
-    from rl_swarm.view import findings_view
+    from rl_swarm.runs.validate import passed, results
+    from rl_swarm.show.live import findings_view
+    from rl_swarm.tools.doctor import examine
 
     with Console(stderr=True).status("looking at this machine and the store"):
         findings = examine(os.environ, flags, workers=workers)
@@ -300,7 +301,7 @@ def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | N
     from rich.console import Console
     from rich.text import Text
 
-    from rl_swarm.memory import assess, assumed_gpu, table, verdict
+    from rl_swarm.tools.memory import assess, assumed_gpu, table, verdict
 
     loaded = load(os.environ, flags | {"model": name})
     device = assumed_gpu(gpu_gb) if gpu_gb else None
@@ -325,11 +326,11 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
     """Check that a run is whole and true; exit 0 if it is, 1 if not."""
     from rich.console import Console
 
-    from rl_swarm.experiments.validate import Expected, passed, results
-    from rl_swarm.experiments.validate import validate as check
+    from rl_swarm.runs.validate import Expected, passed, results
+    from rl_swarm.runs.validate import validate as check
+    from rl_swarm.show.live import findings_view
     from rl_swarm.store import open_store
     from rl_swarm.swarm.layout import Layout
-    from rl_swarm.view import findings_view
 
     loaded = _load(flags)
     findings = check(
@@ -351,8 +352,8 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
     """
     from rich.console import Console
 
-    from rl_swarm.ask import ask as answer
-    from rl_swarm.ask import show
+    from rl_swarm.tools.ask import ask as answer
+    from rl_swarm.tools.ask import show
 
     _load(flags)
     answers = answer(os.environ, flags, question)
@@ -370,7 +371,7 @@ def export(folder: Path, **flags: str | None) -> None:
 
     Without --node-id the node that came furthest on this machine is exported. An earlier export in FOLDER is replaced.
     """
-    from rl_swarm.export import export_run
+    from rl_swarm.tools.export import export_run
 
     _load(flags)
     figures = export_run(os.environ, flags, folder)
@@ -409,8 +410,8 @@ def reproduce(
     """Run the paper's table as real swarms on this machine, and say whether sharing helps, how much, and at what cost."""
     from rich.console import Console
 
-    from rl_swarm.experiments.reproduce.command import Wanted, as_typed
-    from rl_swarm.experiments.reproduce.command import reproduce as run
+    from rl_swarm.reproduce.command import Wanted, as_typed
+    from rl_swarm.reproduce.command import reproduce as run
 
     wanted = Wanted(preset, splits, best, seeds, rounds, nodes, ablations, quick, pilot, parallel, output)
     if not run(wanted, os.environ, flags, as_typed(sys.argv[1:]), Console()):
@@ -429,8 +430,8 @@ def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flag
     from rich.console import Console
 
     from rl_swarm.config import require
-    from rl_swarm.experiments.reproduce.command import analyze as run
-    from rl_swarm.experiments.reproduce.command import as_typed
+    from rl_swarm.reproduce.command import analyze as run
+    from rl_swarm.reproduce.command import as_typed
 
     loaded = load(os.environ, flags)
     require(loaded, "store")

@@ -17,15 +17,16 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from rl_swarm import config, progress
-from rl_swarm.experiments.following import EVENTS, METRICS, Following, published
+from rl_swarm import config
 from rl_swarm.rollout import Bundle, encode
+from rl_swarm.runs import progress
+from rl_swarm.runs.following import EVENTS, METRICS, Following, published
+from rl_swarm.show.live import live_frame
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import read_registration, register, registered
-from rl_swarm.view import live_frame
 
 WIDTH, HEIGHT = 100, 32
 SHARE = 2 / 3

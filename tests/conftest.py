@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.processes import LocalSwarm
+from tests.support.processes import LocalSwarm
 
 # `make test` tries the same examples every time, so that it fails only for a reason; `make test-slow` goes on looking for new ones.
 settings.register_profile("steady", derandomize=True)

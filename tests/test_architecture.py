@@ -8,97 +8,45 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "rl_swarm"
+from tests.support.imports import PACKAGE, TOUR, cycle, drawing, folders, module_files, modules
 
-# A module may import from its own level and from those before it; nothing reaches back.
-LEVELS = [
-    {"errors", "clock", "randomness", "text", "stopping", "libraries", "children"},
-    {"document"},
-    {"config", "identity", "rollout", "store"},
-    {
-        "tasks",
-        "swarm",
-        "selection",
-        "grpo",
-        "grid",
-        "attention",
-        "lean",
-        "architecture",
-        "sampling",
-        "forward",
-        "policy",
-        "models",
-        "journal",
-        "progress",
-        "measures",
-    },
-    {"archive", "weights", "trainer", "checkpoint", "evaluation"},
-    {"worker", "coordinator", "local"},
-    {
-        "node",
-        "learner",
-        "probe",
-        "ask",
-        "export",
-        "push",
-        "doctor",
-        "memory",
-        "launch",
-        "view",
-        "experiments",
-        "notebook",
-        "options",
-    },
-    {"cli"},
-]
-LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
-TORCH = {
-    "memory",
-    "models",
-    "policy",
-    "grpo",
-    "grid",
-    "attention",
-    "lean",
-    "architecture",
-    "sampling",
-    "forward",
-    "weights",
-    "trainer",
-    "checkpoint",
-}
+# Torch takes seconds to import: only what computes with tensors may, all others ask for it where they need it.
+TORCH = ("learning.", "tools.memory")
 
 
-def imports(path: Path) -> set[str]:
-    """Top-level packages and, for our own, the part directly below rl_swarm."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "rl_swarm" else [node.module]
-        for name in names:
-            head, _, rest = name.partition(".")
-            found.add(f"rl_swarm.{rest.split('.')[0]}" if head == "rl_swarm" and rest else head)
-    return found
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert not (found := cycle(modules())), " → ".join(found)
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.name != "__init__.py")
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    assert not (found := cycle(folders())), " → ".join(found)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
-    mine = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    assert mine in LEVEL, f"{mine} has no place in the layout: add it to LEVELS and to docs/tour.md"
-    for name in imports(path):
-        other = name.removeprefix("rl_swarm.")
-        if name != other and other in LEVEL:
-            assert LEVEL[other] <= LEVEL[mine], f"{mine} must not import {other}"
-    assert mine in TORCH or "torch" not in imports(path)
+def test_a_cycle_would_be_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_the_root_holds_values_configuration_and_the_command_line() -> None:
+    at_root = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    values = {"clock", "randomness", "text", "document", "identity", "rollout"}
+    assert at_root == values | {"errors", "config", "cli"}
+    assert [name for name, others in modules().items() if "cli" in others] == [], "only people use the command line"
+
+
+def test_the_tour_shows_the_folders_as_they_are() -> None:
+    assert drawing() in TOUR.read_text(), "run 'make tour'"
+
+
+@pytest.mark.parametrize("name", sorted(module_files()))
+def test_torch_is_imported_by_what_computes_with_tensors(name: str) -> None:
+    top_level = [node for node in ast.parse(module_files()[name].read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in top_level if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in top_level if isinstance(node, ast.ImportFrom)}
+    assert name.startswith(TORCH) or not any(each.split(".")[0] == "torch" for each in names)
 
 
 def test_keys_are_known_to_the_layout_alone() -> None:
-    for path in modules():
+    for path in module_files().values():
         if path.name not in {"layout.py"}:
             for word in ("rollouts/round_", "rewards/round_", "current_state.json", "experiments/"):
                 code = [
@@ -168,7 +116,7 @@ def test_the_coordinator_stays_under_80_mb_over_10_000_rounds(tmp_path: Path) ->
         "from rl_swarm.cli import main\n"
         "try: main()\n"
         "finally:\n"
-        "    from rl_swarm.journal import memory_gb\n"
+        "    from rl_swarm.node.journal import memory_gb\n"
         "    print('peak', round(memory_gb() * 1024))\n"
     )
     environment = {

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rl_swarm.config import SETTINGS
-from rl_swarm.experiments.validate import Expected, validate
-from rl_swarm.progress import experiment_status
+from rl_swarm.runs.progress import experiment_status
+from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import MOST_LOOKED_AT, Registration, register
-from tests.processes import LocalSwarm
+from tests.support.processes import LocalSwarm
 
 
 def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -81,7 +81,7 @@ def test_one_name_runs_once_on_a_machine_and_unnamed_nodes_keep_theirs(local_swa
 
 def test_an_unnamed_node_is_named_once_per_machine_and_experiment(tmp_path: Path) -> None:
     from rl_swarm.config import load
-    from rl_swarm.local import claim
+    from rl_swarm.node.local import claim
     from rl_swarm.swarm.experiment import Experiment
 
     config = load({"RL_SWARM_HOME": str(tmp_path)})
@@ -249,9 +249,9 @@ def test_the_doctor_names_another_version_of_transformers(old_transformers: dict
 
 
 def test_the_wanted_version_of_transformers_is_the_one_that_is_installed_with_the_package() -> None:
-    from rl_swarm.libraries import WANTED, usable_transformers
+    from rl_swarm.learning.engine.libraries import WANTED, usable_transformers
 
-    assert f'"{WANTED}",' in (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert f'"{WANTED}",' in (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert usable_transformers("5.0.0") and usable_transformers("5.22.2") and usable_transformers("5.1.0.dev0")
     assert not any(usable_transformers(version) for version in ("4.51.3", "6.0.0", "unknown", ""))
 
@@ -302,7 +302,7 @@ def test_two_nodes_with_one_name_are_noticed_by_both_and_shown(local_swarm: Call
     processes = []
     for console in consoles:
         environment = swarm.environment | {"NODE_ID": "w1", "RL_SWARM_HOME": f"{console.name}-home", "PYTHONUNBUFFERED": "1"}
-        processes.append(subprocess.Popen([sys.executable, "-m", "tests.standin_node"], env=environment, stdout=console))
+        processes.append(subprocess.Popen([sys.executable, "-m", "tests.support.standin_node"], env=environment, stdout=console))
     swarm.processes += processes
     deadline = time.monotonic() + 60
     while not all(b"another process sends heartbeats as w1" in Path(console.name).read_bytes() for console in consoles):

@@ -6,7 +6,7 @@ from pathlib import Path
 from rl_swarm.cli import main
 from rl_swarm.config import SETTINGS, load
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def settings_table() -> str:

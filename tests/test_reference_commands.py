@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rl_swarm import progress
+from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
-from tests.tiny_models import gpt2, plain_tokenizer
+from tests.support.tiny_models import gpt2, plain_tokenizer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 LAYOUT = Layout("test_validation")
 
 

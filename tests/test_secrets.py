@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rl_swarm.identity import load_identity
-from tests.hub_stub import TOKEN, hub
-from tests.processes import ROOT, descendants
+from tests.support.hub_stub import TOKEN, hub
+from tests.support.processes import ROOT, descendants
 
 LISTENING = "0A"
 
@@ -68,7 +68,9 @@ def test_a_token_and_a_key_reach_no_store_log_report_or_process_list_and_nobody_
             process.wait()
         assert process.returncode == 0, (tmp_path / "console.log").read_text()
         assert stub.repositories, "the token was used"
-    assert any(b"rl_swarm.push" in line for line in seen) and any(b"rl_swarm.cli" in line and b"\0node" in line for line in seen)
+    assert any(b"rl_swarm.tools.push" in line for line in seen) and any(
+        b"rl_swarm.cli" in line and b"\0node" in line for line in seen
+    )
     assert not [line for line in seen if TOKEN.encode() in line or pem in line]
     assert listeners == []
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path != key]

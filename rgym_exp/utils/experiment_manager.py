@@ -1,6 +1,6 @@
 """Make, list, read and compare experiments under the names of the reference documents."""
 
-from rl_swarm.notebook import (
+from rl_swarm.tools.notebook import (
     compare_experiments,
     export_experiment_summary,
     get_experiment_metrics,

@@ -1,4 +1,4 @@
-"""The store contract, and `open_store(url)` which picks a backend.
+"""The contract of every store.
 
 A key is a relative path of plain names joined by '/'. What callers may rely on, on the worst backend:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway, StoreError
+from rl_swarm.errors import NotFound, Refused, StoreAway, StoreError
 from rl_swarm.store.aside import Aside
 
 T = TypeVar("T")
@@ -192,20 +192,3 @@ class Store(ABC):
 
 def is_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
-
-
-def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
-    """A path or file:// URL opens a folder, memory://NAME a store inside this process.
-
-    Without `writable` nothing is written to find out whether that is possible: for those who only look.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme == "file":
-        from rl_swarm.store.folder import FolderStore
-
-        return FolderStore.open(rest if separator else url, clock, writable)
-    if scheme == "memory":
-        from rl_swarm.store.memory import MemoryStore
-
-        return MemoryStore.named(rest, clock)
-    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, file:// or memory://")

@@ -27,9 +27,9 @@ from msgspec import Meta
 from rl_swarm.clock import Clock
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
+from rl_swarm.learning.selection import eligible
 from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
-from rl_swarm.selection import eligible
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.peers import NodeName

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import IO, Any
 
-from rl_swarm.children import python
 from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.processes.children import python
 from rl_swarm.tasks.bench import CannotMake, Item, Verdict
 from rl_swarm.tasks.serving import ITEM_SECONDS, JUDGE_SECONDS, ORDER, START_SECONDS, Reply
 from rl_swarm.tasks.spec import TaskSpec

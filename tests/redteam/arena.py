@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.processes import LocalSwarm, descendants
 from tests.redteam.users import Unavailable, User
+from tests.support.processes import LocalSwarm, descendants
 
 TRACEBACK = "Traceback (most recent call last)"
 SECRET = "no-peer-may-read-this"

@@ -11,7 +11,7 @@ from rl_swarm.swarm.peers import read_heartbeat, read_registration
 from tests.redteam import attacks
 from tests.redteam.arena import SECRET, Arena, assert_refused
 from tests.redteam.test_links import run_swarm
-from tests.standins import make_question
+from tests.support.standins import make_question
 
 
 def harm(arena: Arena, how: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.processes import descendants
 from tests.redteam import attacks
 from tests.redteam.arena import NANO, Arena, assert_refused, says
+from tests.support.processes import descendants
 
 COORDINATE = ("coordinate", "--round-advance", "timer")
 QUICK: dict[str, Any] = {"NODE_ID": "boss", "MAX_ROUNDS": 2, "COORDINATOR_ROUND_INTERVAL": 0.2}

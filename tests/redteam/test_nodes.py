@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.processes import descendants
 from tests.redteam import attacks
 from tests.redteam.arena import NANO, Arena
 from tests.redteam.test_links import SETTINGS, run_swarm
+from tests.support.processes import descendants
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 NEEDED = (Path(sys.base_prefix), Path(sys.prefix), ROOT)
 TOOLS = ("useradd", "userdel", "groupadd", "groupdel", "setpriv", "nsenter", "unshare")
@@ -99,7 +99,7 @@ def _closed(path: Path) -> Path | None:
 
 
 def _check_can_import(user: User) -> None:
-    command = user.command([sys.executable, "-c", "import rl_swarm.cli, tests.standin_node"], Path("/"))
+    command = user.command([sys.executable, "-c", "import rl_swarm.cli, tests.support.standin_node"], Path("/"))
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

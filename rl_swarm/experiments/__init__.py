@@ -1,1 +1,0 @@
-"""What is done with whole experiments: validate a run."""

@@ -1,0 +1,1 @@
+"""What a node learns with: policy, update, checkpoints."""

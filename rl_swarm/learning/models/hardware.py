@@ -1,0 +1,108 @@
+"""Choose device, number format and default model by what this machine can really do.
+
+It asks the hardware and refuses what would crash later; it downloads nothing. Torch is imported where it is used, so that
+naming a model stays cheap.
+"""
+
+import ctypes
+import functools
+import random
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from rl_swarm.errors import ModelError
+from rl_swarm.processes.children import python
+
+if TYPE_CHECKING:
+    import torch
+
+# The pools from which the original peer-to-peer system took its models.
+LARGE_POOL = ("Gensyn/Qwen2.5-1.5B-Instruct", "nvidia/AceInstruct-1.5B", "dnotitia/Smoothie-Qwen3-1.7B")
+SMALL_POOL = ("Gensyn/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B")
+LARGE_FROM_GB = 40.0
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers
+MOST_BYTES = 2**31 - 1  # that glibc takes as a threshold
+
+PROBE_SECONDS = 120
+# Large enough for the kernels that real layers use: tiny products take another path and prove nothing.
+_PROBE = """
+import torch
+layer = torch.nn.Linear(256, 256, dtype=torch.{dtype})
+layer(torch.ones(64, 256, dtype=torch.{dtype})).sum().backward()
+assert layer.weight.grad.isfinite().all()
+"""
+
+
+def choose_device(cpu_only: bool = False) -> str:
+    """`cuda`, `mps` or `cpu`, the first that this machine has; `cpu` if asked for."""
+    import torch
+
+    if cpu_only:
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def choose_dtype(device: str, wanted: str = "auto") -> "torch.dtype":
+    """The number format of the weights; raise ModelError for a name that is not one, or one that the processor cannot compute with.
+
+    `auto` is bfloat16 on a CUDA device that computes with it, else float32. What is asked for on a CPU is tried in another process
+    first: some processors announce instructions that then kill the program.
+    """
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    native_bfloat16 = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "auto":
+        return torch.bfloat16 if native_bfloat16 else torch.float32
+    if wanted not in known:
+        raise ModelError(f"DTYPE must be auto, {', '.join(known)}, got {wanted!r}")
+    if device == "cpu" and wanted != "float32" and (failure := probe_dtype(wanted)):
+        raise ModelError(f"DTYPE={wanted} does not work on this CPU ({failure}): use float32")
+    return known[wanted]
+
+
+@functools.cache
+def probe_dtype(dtype: str, program: str = _PROBE) -> str | None:
+    """What went wrong when another process computed with this format on the CPU; None if nothing did."""
+    command = python(program.format(dtype=dtype))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no result within {PROBE_SECONDS} seconds"
+    if done.returncode < 0:
+        return f"a trial run was killed by {signal.Signals(-done.returncode).name}"
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else None
+
+
+def keep_freed_memory() -> None:
+    """Let this process use its memory again instead of handing it back: asking anew for every tensor costs a sixth of an update.
+
+    Peaks of memory stay what they are. Only glibc can be told so; elsewhere nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MOST_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MOST_BYTES)
+
+
+def device_memory_gb(device: str) -> float:
+    """Memory of the accelerator; 0 for the CPU, whose memory says nothing about how large a model it can train."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return torch.mps.recommended_max_memory() / 1e9 if device == "mps" else 0.0
+
+
+def choose_model(memory_gb: float, seed: int = 0) -> str:
+    """What `MODEL_NAME=auto` stands for: a model of the large pool from 40 GB of device memory, else of the small one.
+
+    Which of the pool is drawn by the seed, so that nodes of a swarm differ and a restarted node gets the same one again.
+    """
+    pool = LARGE_POOL if memory_gb >= LARGE_FROM_GB else SMALL_POOL
+    return random.Random(f"model {seed}").choice(pool)

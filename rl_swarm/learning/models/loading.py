@@ -1,0 +1,194 @@
+"""Turn a `MODEL_NAME` into a model and a tokenizer that are ready to train: `nano`, `auto`, a folder or a hub id.
+
+It refuses, each with one line: folders without a model, ids that the hub does not know or does not give out, checkpoints that
+lack weights, weights that are not safetensors (a pickle can run code), and models that bring code of their own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.config import expanded
+from rl_swarm.errors import ModelError
+from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
+
+HUB_SECONDS = 10.0
+# What transformers raises for folders that do not hold what their settings say, or settings of another shape than it expects.
+FAULTS_OF_FILES = (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model on its device, in evaluation mode, with its tokenizer; `name` is what peers and people see."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    device: str
+    dtype: str
+
+
+def trained_dtype(dtype: str, lora_rank: int) -> str:
+    """Adam's small steps round away in bfloat16 weights, so that by default a model which is trained as a whole is in float32."""
+    return "float32" if dtype == "auto" and not lora_rank else dtype
+
+
+def load(
+    name: str,
+    *,
+    cpu_only: bool = False,
+    dtype: str = "auto",
+    lora_rank: int = 0,
+    token: str | None = None,
+    seed: int = 0,
+) -> LoadedModel:
+    """Load a model by its `MODEL_NAME`; raise ModelError with the remedy where that cannot be done.
+
+    `seed` draws the model behind `auto` and the start of LoRA's adapters, so that a node that begins again begins the same.
+    """
+    device = choose_device(cpu_only)
+    if device == "cpu":
+        keep_freed_memory()
+    chosen = choose_dtype(device, trained_dtype(dtype, lora_rank))
+    if dtype == "float16" and not lora_rank:
+        raise ModelError("DTYPE=float16 cannot train all weights (its steps underflow): set LORA_RANK, or use float32 or bfloat16")
+    if name == "auto":
+        name = choose_model(device_memory_gb(device), seed)
+    source = locate(name, token)
+    with _one_line(name), _quiet(Path(source).is_dir()):
+        tokenizer = _load_tokenizer(source, token)
+        model = _load_weights(source, token, chosen)
+    _check_tokenizer(name, model, tokenizer)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    if lora_rank:
+        model = add_lora(model, lora_rank, seed)
+    return LoadedModel(model.to(device).eval(), tokenizer, name, device, str(chosen).removeprefix("torch."))
+
+
+def resolve_nano_folder() -> Path:
+    """The folder inside the package that holds the embedded model."""
+    return Path(__file__).parent / "nano"
+
+
+def locate(name: str, token: str | None = None) -> str:
+    """The folder or hub id that a name stands for; raise ModelError if there is nothing to load there."""
+    folder = resolve_nano_folder() if name == "nano" else expanded(name, "MODEL_NAME")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"no config.json in {folder}: MODEL_NAME wants a folder that save_pretrained or rl-swarm export wrote")
+        return str(folder)
+    if name == "nano":
+        raise ModelError(f"the embedded model is missing from this installation ({folder}): install rl-swarm again")
+    if folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or "\\" in name:
+        raise ModelError(f"MODEL_NAME {name!r} is not a folder: give a folder, a Hugging Face id such as Qwen/Qwen3-0.6B, or nano")
+    _ask_hub(name, token)
+    return name
+
+
+def _ask_hub(name: str, token: str | None) -> None:
+    """Ask once, without the client's retries, whether the hub gives out this model; what is in the local cache needs no asking."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), token=token, timeout=HUB_SECONDS)
+    except HFValidationError:
+        raise ModelError(f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id") from None
+    except GatedRepoError:  # before its parent, RepositoryNotFoundError
+        terms = f"https://huggingface.co/{name}"
+        raise ModelError(f"{name} is gated: accept its terms at {terms} and set HUGGINGFACE_ACCESS_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"no model {name!r} on the hub, or it is private: check the name or set HUGGINGFACE_ACCESS_TOKEN"
+        ) from None
+    except EntryNotFoundError:
+        raise ModelError(f"{name} has no config.json on the hub: it is not a model that transformers loads") from None
+    except Exception as error:  # the client's transport errors have no public base class; whatever it was, the hub gave no answer
+        remedy = "check the connection, or set MODEL_NAME to nano or a folder"
+        raise ModelError(f"cannot reach the Hugging Face hub for {name} ({_first_line(error)}): {remedy}") from error
+
+
+def _load_tokenizer(source: str, token: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, token=token, trust_remote_code=False)
+    if tokenizer.pad_token_id is None:  # no new token: that would resize the model. Padding is masked, so any id will do
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _load_weights(source: str, token: str | None, dtype: Any) -> Any:
+    """Weights straight from the mapped file; attention is SDPA wherever the architecture has it."""
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source, token=token, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"{source} lacks {len(missing)} of its weights ({missing[0]} …): they would be random; load it anew")
+    return model
+
+
+def _check_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {name} has no end-of-sequence token: no completion could ever stop; choose another")
+    embedded = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > embedded:
+        raise ModelError(f"the tokenizer of {name} has {len(tokenizer)} tokens, its model {embedded}: they do not belong together")
+
+
+def add_lora(model: Any, rank: int, seed: int = 0) -> Any:
+    """Freeze the model and put trainable adapters of this rank beside each of its linear layers."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ModelError(f"LORA_RANK={rank} needs the package peft: pip install 'rl-swarm[lora]'") from None
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),  # GPT-2 keeps its weights transposed
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, settings)
+
+
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
+    """What transformers raises over several lines, as one; anything but a fault of the files passes through."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (*FAULTS_OF_FILES, SafetensorError) as error:
+        raise ModelError(f"cannot load {name}: {_first_line(error)}") from error
+
+
+@contextmanager
+def _quiet(local: bool) -> Iterator[None]:
+    """No progress bar for what takes a blink; a download keeps its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if local:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if local and shown:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""The loops of a node, and what they are made of."""

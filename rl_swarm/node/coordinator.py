@@ -1,0 +1,270 @@
+"""Announces rounds, and does nothing else: no model, no data, no torch.
+
+It resumes from the newest round in the store, catches up if workers went ahead, and never rewinds. Two coordinators
+do no harm: every round number is written once, and the one with the lower epoch stands down.
+
+Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads.
+"""
+
+import contextlib
+import secrets
+from dataclasses import dataclass
+
+from rl_swarm.clock import Clock, Pauses
+from rl_swarm.errors import BadDocument, Refused, StoreAway
+from rl_swarm.node.journal import Journal
+from rl_swarm.node.worker import Stop
+from rl_swarm.randomness import generator
+from rl_swarm.store import Store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
+from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
+from rl_swarm.swarm.signatures import Signatures
+
+POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
+LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
+MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
+MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
+MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    node_id: str
+    max_rounds: int = 2000
+    round_interval: float = 60.0
+    advance: str = "hybrid"
+
+
+class StoodDown(Exception):
+    """Another coordinator with a higher epoch has taken over."""
+
+
+class Coordinator:
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        store: Store,
+        layout: Layout,
+        journal: Journal,
+        clock: Clock,
+        stop: Stop | None = None,
+        signatures: Signatures | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.layout = layout
+        self.journal = journal
+        self.clock = clock
+        self.stop = stop or Stop()
+        self.signatures = signatures or Signatures()
+        self.rounds = Rounds(store, layout, settings.max_rounds, self.signatures)
+        self.liveness = Liveness(clock, LIVENESS_INTERVALS * settings.round_interval)
+        self.session = secrets.token_hex(8)
+        self.epoch = 0
+        self.workers: set[str] = set()
+        self._others: set[str] = set()  # registered, but no workers
+        self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were seen
+        self._passed = 0
+        self._jitter = generator("poll", settings.node_id)
+        self._next_roll_call = 0.0
+
+    def run(self) -> str:
+        """Announce rounds until the last one closes or a stop is asked for; return how it ended."""
+        number = -1
+        try:
+            number = self._begin()
+            while not self.stop.requested:
+                number = self._keep_open(number)
+                if self.stop.requested:
+                    break
+                if number + 1 >= self.settings.max_rounds:
+                    return self._finish("complete", number)
+                number = self._announce(number + 1)
+        except StoodDown as reason:
+            self.journal.say(str(reason))
+            self.journal.event("stood_down", round=number)
+            self.journal.state("stood down", number)
+            return "stood down"
+        return self._finish("stopped", number)
+
+    def _begin(self) -> int:
+        """Resume where the swarm is: the newest announcement, or a higher round that workers reached by themselves."""
+        while True:
+            try:
+                newest = self.rounds.survey()
+                self.epoch = min(self.rounds.epoch + 1, MOST_EPOCHS - 1)
+                self._roll_call()
+                furthest = self._reached(newest.round if newest else -1)
+                break
+            except StoreAway as away:
+                self._wait_for_store(away, -1)
+                if self.stop.requested:
+                    return -1
+        self.journal.event("started", round=furthest, epoch=self.epoch)
+        if newest is None:
+            return self._announce(max(furthest, 0))
+        self.journal.say(f"resuming at round {newest.round}, epoch {self.epoch}")
+        return self._catch_up(newest.round, furthest)
+
+    def _announce(self, number: int) -> int:
+        """Open a round; return the round that is open now, which is higher if that number's file cannot be read."""
+        mine: Announcement | None = None
+        while not self.stop.requested:
+            try:
+                mine = mine or self._opening(number)  # made once: tried again after a lost answer, it must be the same document
+                found = self.rounds.announce(mine)
+                if found.session != self.session and found.seniority > mine.seniority:
+                    raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
+                with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
+                    self._show(number, "running")
+                self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
+                self.journal.event("round_opened", round=number, live=len(mine.live))
+                self.journal.progress("round_start", number)
+                return number
+            except BadDocument as error:
+                if not self._may_pass(number, error):
+                    return number  # as if it were open: workers, who cannot read it either, get there by themselves
+                number, mine = number + 1, None  # taken by a file that cannot be used: go past it, never over it
+            except StoreAway as away:
+                self._wait_for_store(away, number)
+        return number - 1
+
+    def _may_pass(self, number: int, error: BadDocument) -> bool:
+        """Whether to go past a number at once: not beyond the last round, and not so often that the run would end early."""
+        self.journal.event("round_taken", round=number, error=str(error))
+        if not self._passed:
+            self.journal.say(
+                f"round {number} is taken by a file that cannot be used ({error}): going past it, and past others like it"
+            )
+        self._passed += 1
+        return number + 1 < self.settings.max_rounds and self._passed <= MOST_PASSED
+
+    def _opening(self, number: int) -> Announcement:
+        return Announcement(
+            round=number,
+            coordinator=self.settings.node_id,
+            session=self.session,
+            epoch=self.epoch,
+            opened_at=self.clock.wall(),
+            live=sorted(self.liveness.live() & self.workers)[:MOST_NAMED],
+            submitted_before=sorted(self._done(number - 1))[:MOST_NAMED] if number else [],
+        )
+
+    def _keep_open(self, number: int) -> int:
+        """Wait until the round may close; return it, or a higher round that workers have reached."""
+        opened = self.clock.monotonic()
+        first_submission: float | None = None
+        next_look = opened + self.settings.round_interval
+        pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
+        while not self.stop.requested:
+            try:
+                done = self._done(number)
+                self._take_signs(done, number)
+                if self.clock.monotonic() >= next_look:
+                    next_look = self.clock.monotonic() + self.settings.round_interval
+                    furthest = self._reached(number)
+                    if furthest > number:
+                        return self._catch_up(number, furthest)
+                now = self.clock.monotonic()
+                first_submission = first_submission or (now if done else None)
+                waiting_for = self._waiting_for(done, now - opened, now - first_submission if first_submission else None)
+            except StoreAway as away:
+                waiting_for = f"the store: {away}"
+            if not waiting_for:
+                return number
+            self.journal.state(f"waiting for {waiting_for}"[:200], number)
+            pauses.pause()
+        return number
+
+    def _waiting_for(self, done: set[str], open_seconds: float, since_first: float | None) -> str:
+        """What keeps the round open, in words; empty when it may close."""
+        interval = self.settings.round_interval
+        if self.settings.advance == "timer":
+            return "" if open_seconds >= interval else "the timer"
+        missing = (self.liveness.live() & self.workers) - done
+        if since_first is None:
+            return f"{len(missing)} workers" if missing else "workers: none is live, start one"
+        if not missing or since_first >= interval:
+            return ""
+        names = ", ".join(sorted(missing)[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        return f"{names} ({len(done)} submitted)"
+
+    def _take_signs(self, done: set[str], number: int) -> None:
+        for node_id in done:
+            self.liveness.sign(node_id, "reward", number)
+        if self.clock.monotonic() >= self._next_roll_call:
+            self._roll_call()
+        for node_id in self._some((self.liveness.silent() & self.workers) - done):
+            sequence = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
+            if sequence is not None:
+                self.liveness.sign(node_id, "heartbeat", sequence)
+
+    def _roll_call(self) -> None:
+        """Find new registrations; a new worker counts as live from the moment it is seen."""
+        self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
+        for node_id in self._some(registered(self.store, self.layout) - self.workers - self._others):
+            self._is_worker(node_id)
+
+    def _is_worker(self, node_id: str) -> bool:
+        """Whether a node has registered as a worker, by its registration, which is read once."""
+        if node_id in self.workers or node_id in self._others:
+            return node_id in self.workers
+        registration = read_registration(self.store, self.layout, node_id, self.signatures)
+        if registration is None:
+            return False  # not all there yet
+        if registration.node_role != "worker":
+            self._others.add(node_id)
+            return False
+        self.workers.add(node_id)
+        self.liveness.sign(node_id, "registration", 0)
+        return True
+
+    def _done(self, number: int) -> set[str]:
+        """Workers whose reward for a round is there and valid. Each is read once; names that nobody knows come last."""
+        if self._submitted[0] != number:
+            self._submitted = (number, set())
+        done = self._submitted[1]
+        named = submitted(self.store, self.layout, number) - done - self._others
+        known = self._some(named & self.workers)
+        for node_id in known + self._some(named - self.workers)[: MOST_ASKED - len(known)]:
+            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id, self.signatures):
+                done.add(node_id)
+        return done
+
+    def _some(self, nodes: set[str]) -> list[str]:
+        """All of them in order, so that a simulated run replays; of very many, which may be made up, some at a time."""
+        return sorted(nodes) if len(nodes) <= MOST_ASKED else self._jitter.sample(sorted(nodes), MOST_ASKED)
+
+    def _reached(self, number: int) -> int:
+        """The newest round that a worker has done, or this one."""
+        found = self.rounds.reached(number, self._is_worker, self._jitter)
+        return number if found is None else found
+
+    def _catch_up(self, number: int, furthest: int) -> int:
+        """Workers went ahead: announce every round up to theirs, so that there are no holes and probing by name finds its way."""
+        while number < furthest and not self.stop.requested:
+            self.journal.event("adopted", round=number + 1)
+            number = self._announce(number + 1)
+        return number
+
+    def _wait_for_store(self, away: StoreAway, number: int) -> None:
+        self.journal.state(f"waiting for the store: {away}"[:200], number)
+        self.clock.sleep(POLL_SECONDS * (0.5 + self._jitter.random()))
+
+    def _show(self, number: int, status: str) -> None:
+        state = CurrentState(number, self.clock.wall(), self.settings.node_id, self.layout.experiment_name, status)
+        self.rounds.write_current(state)
+
+    def _finish(self, outcome: str, number: int) -> str:
+        try:
+            if number >= 0:
+                self._show(number, "complete" if outcome == "complete" else "running")
+        except (StoreAway, Refused) as error:
+            self.journal.say(f"{error}; only current_state.json could not be written, the rounds themselves are safe")
+        self.journal.event(outcome, round=number)
+        if outcome == "complete":
+            self.journal.progress("training_complete", number)
+        self.journal.state(outcome, number)
+        self.journal.say(f"coordinator {outcome} at round {number}")
+        return outcome

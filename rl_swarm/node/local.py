@@ -1,0 +1,185 @@
+"""What a node keeps on its own disk: its name, a lock, a secret, its spool, its checkpoints and bad files set aside.
+
+The folder is tied to the experiment's id, not only to its name: an experiment that was deleted and begun again under the same
+name starts from nothing.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rl_swarm.config import Config, expanded
+from rl_swarm.errors import ConfigError
+from rl_swarm.processes.stopping import LAUNCHER_SECONDS, LOOK_SECONDS
+from rl_swarm.swarm.experiment import Experiment
+
+POLL_SECONDS = 0.2
+NOTICE_SECONDS = 3 * LOOK_SECONDS  # within which a node has noticed that its launcher died, and says that it is stopping
+STOPPING = "stopping"
+MODEL_FILE = "model"
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """The folder of one node, locked for as long as this process lives."""
+
+    node_id: str
+    path: Path
+    lock: IO[str]
+
+    @property
+    def spool(self) -> Path:
+        return self.path / "spool"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def fetched(self) -> Path:
+        """Checkpoints that were brought from the store; beside the node's own ones, never among them."""
+        return self.path / "fetched"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    @property
+    def secret(self) -> str:
+        """Random, made once and told to nobody."""
+        path = self.path / "secret"
+        if not path.exists():
+            path.write_text(secrets.token_hex(16))
+        return path.read_text()
+
+    def remember_model(self, name: str) -> None:
+        """For whoever asks the model later: the store may say anything about it, and `auto` stands for several."""
+        with contextlib.suppress(OSError):  # a full disk may do without
+            (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
+
+    @property
+    def keys(self) -> Path:
+        """The keys that peers' names belong to, as this node has seen them first."""
+        return self.path / "keys"
+
+    def mark_stopping(self) -> None:
+        """Tell whoever wants this folder next that it will be free soon. Safe in a signal handler."""
+        with contextlib.suppress(OSError):  # a full disk: the next start gets the less helpful line
+            os.write(self.lock.fileno(), f" {STOPPING}".encode())
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that has a node's folder, as the lock file names it; `stopping` once it was asked to stop or is done."""
+
+    node_id: str
+    pid: int | None
+    stopping: bool
+
+    @property
+    def shown(self) -> str:
+        return "another process" if self.pid is None else f"process {self.pid}"
+
+
+def experiment_folder(config: Config, experiment: Experiment) -> Path:
+    return home_of(config) / f"{experiment.experiment}-{experiment.experiment_id[:8]}"
+
+
+def home_of(config: Config) -> Path:
+    return expanded(config.home, "RL_SWARM_HOME")
+
+
+def remembered_model(folder: Path) -> str | None:
+    """The model that the node of this folder has trained last."""
+    try:
+        return (folder / MODEL_FILE).read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+
+
+def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> LocalFolder:
+    """Take the named node's folder, or without a name the first of this machine's own nodes that is not running.
+
+    A node of that name that is still stopping is waited for, and `say` is told so.
+    """
+    root = experiment_folder(config, experiment)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"RL_SWARM_HOME cannot be used, got {config.home!r} ({error.strerror}): name a folder that can be written"
+        ) from None
+    if config.node_id is not None:
+        folder = root / config.node_id
+        while (lock := _lock(folder)) is None:
+            wait_until_free([folder], say)
+        return LocalFolder(config.node_id, folder, lock)
+    made_here = sorted(path.name for path in root.glob(f"{config.role}-*") if (path / "made_here").exists())
+    for node_id in [*made_here, f"{config.role}-{secrets.token_hex(3)}"]:
+        lock = _lock(root / node_id)
+        if lock:
+            (root / node_id / "made_here").touch()
+            return LocalFolder(node_id, root / node_id, lock)
+    raise AssertionError("a new name is always free")
+
+
+def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Wait for nodes that are stopping to end; raise ConfigError for one that goes on running, or does not end in time.
+
+    A node whose launcher was killed needs a moment to notice it.
+    """
+    began, told = time.monotonic(), set[str]()
+    while holders := [holder for folder in folders if (holder := holder_of(folder))]:
+        waited = time.monotonic() - began
+        running = [holder for holder in holders if not holder.stopping]
+        if running and waited >= NOTICE_SECONDS:
+            stop = f"stop it with 'kill {running[0].pid}'" if running[0].pid else "stop it"
+            raise ConfigError(
+                f"NODE_ID {running[0].node_id!r} is already running on this machine as {running[0].shown}: "
+                f"{stop}, or choose another NODE_ID"
+            )
+        if waited >= LAUNCHER_SECONDS:
+            raise ConfigError(
+                f"NODE_ID {holders[0].node_id!r} has not stopped in {waited:.0f} s as {holders[0].shown}: "
+                f"end it with 'kill -9 {holders[0].pid}'; its last checkpoint counts"
+            )
+        for holder in holders:
+            if holder.stopping and holder.node_id not in told:
+                told.add(holder.node_id)
+                say(f"{holder.node_id} is still stopping as {holder.shown}: waiting for it, at most {LAUNCHER_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """The process that has a node's folder now, None if nobody has."""
+    try:
+        with open(folder / "lock", "r+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pid, *words = handle.read().split() or [""]
+                return Holder(folder.name, int(pid) if pid.isdecimal() else None, STOPPING in words)
+    except FileNotFoundError:
+        return None
+    return None
+
+
+def _lock(folder: Path) -> IO[str] | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = open(folder / "lock", "a+")  # noqa: SIM115 – held for as long as the node lives
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        return None
+    with contextlib.suppress(OSError):
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+    return handle

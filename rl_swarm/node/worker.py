@@ -1,0 +1,416 @@
+"""The loop of a node: Algorithm 1 of Swarm sAmpling Policy Optimization (arXiv:2509.08721, section 3), with everything it needs as
+arguments, so that it imports no torch and a simulation runs this very loop.
+
+It departs from the paper in that rounds are labels: a node never waits for a peer, takes external rollouts from a window of
+rounds, and goes on alone when there is no coordinator or no store.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from rl_swarm.clock import Clock
+from rl_swarm.document import Count, seal, typed
+from rl_swarm.errors import CheckpointError
+from rl_swarm.learning.selection import Batch, choose
+from rl_swarm.node.journal import Journal
+from rl_swarm.processes.stopping import PUSH_SECONDS
+from rl_swarm.randomness import generator, key
+from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
+from rl_swarm.swarm.exchange import Exchange
+from rl_swarm.swarm.pace import Pace
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Reward, Rounds
+
+BARREN_ROUNDS = 20
+DISCOUNTED_ROUNDS = 20
+LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
+LAST_PUSH_SECONDS = 1800.0  # for the model of a run that is complete; who stops a node waits no longer than PUSH_SECONDS
+PATIENCE_INTERVALS = (
+    1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
+)
+
+
+class Tasks(Protocol):
+    counters: Counter[str]
+
+    def draw(self, count: int) -> list[Question]: ...
+    def score_all(self, question: Question, texts: Sequence[str]) -> list[float]: ...
+    def verify(self, rollout: Rollout, seconds: float) -> Rollout: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Policy(Protocol):
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterable[tuple[Completion, ...]]: ...
+
+
+class Trainer(Protocol):
+    @property
+    def policy_version(self) -> int: ...
+    def update(self, batch: Sequence[Rollout]) -> dict[str, float]: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Checkpoints(Protocol):
+    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
+    def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None: ...
+
+
+class Evaluate(Protocol):
+    def __call__(self, round_number: int) -> dict[str, float]: ...
+
+
+class Push(Protocol):
+    """Shares the model as it is now. It reports its failures itself, raises none of them, and only `close` waits.
+
+    `patience` says how many seconds in all, and may say less when it is asked again.
+    """
+
+    def after_round(self, number: int) -> None: ...
+    def __call__(self, round_number: int) -> None: ...
+    def close(self, patience: Callable[[], float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    node_id: str
+    seed: int = 42
+    max_rounds: int = 2000
+    own_count: int = 8
+    external_count: int = 0
+    group_size: int = 8
+    choice: str = "informative"
+    round_interval: float = 60.0
+    checkpoint_interval: int = 10
+    eval_interval: int = 0
+
+
+class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything but the weights that a node is between two rounds."""
+
+    tasks: dict[str, Any]
+    exchange: dict[str, Any]
+    totals: dict[Annotated[str, Meta(max_length=64)], Count]
+    barren: Annotated[int, Meta(ge=0, lt=BARREN_ROUNDS)]
+    evaluated_at: Count
+
+
+class Stop:
+    """Asked for by a signal, obeyed between the steps of a round."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
+class Stopped(Exception):
+    """Leaves a round that was asked to stop; the round counts as not begun."""
+
+
+class Worker:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        tasks: Tasks,
+        policy: Policy,
+        trainer: Trainer,
+        rounds: Rounds,
+        exchange: Exchange,
+        publisher: Publisher,
+        journal: Journal,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        stop: Stop | None = None,
+        evaluate: Evaluate | None = None,
+        push: Push | None = None,
+    ) -> None:
+        self.settings = settings
+        self.tasks = tasks
+        self.policy = policy
+        self.trainer = trainer
+        self.rounds = rounds
+        self.exchange = exchange
+        self.publisher = publisher
+        self.journal = journal
+        self.checkpoints = checkpoints
+        self.clock = clock
+        self.stop = stop or Stop()
+        self.evaluate = evaluate
+        self.push = push
+        self.totals: Counter[str] = Counter()
+        self._barren = 0
+        self._discounted = 0
+        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval)
+        self._boundary: tuple[int, dict[str, Any]] = (0, {})
+        self._saved_at = 0
+        self._evaluated_at = 0
+
+    def run(self) -> str:
+        """Work until the swarm's round reaches the limit or a stop is asked for; return how it ended."""
+        number = self._begin()
+        self.journal.progress("training_started", number)
+        try:
+            while number < self.settings.max_rounds and not self.stop.requested:
+                self.play(number)
+                self._mark_boundary(number + 1)
+                if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
+                    self._try_to_save()
+                if self.push:
+                    self.push.after_round(number + 1)
+                number = self._next_round(number)
+        except Stopped:
+            pass
+        outcome = "complete" if number >= self.settings.max_rounds else "stopped"
+        self._finish(outcome, number)
+        return outcome
+
+    def play(self, number: int) -> None:
+        """One round: draw, answer, publish, gather, score, choose, update, record."""
+        watch = Stopwatch(self.clock)
+        self.journal.progress("round_start", number)
+        self._step("generating", number)
+        self.exchange.look_ahead(number, self.settings.external_count, self._chooser(number))
+        own = self._answer(self.tasks.draw(self.settings.own_count), number, watch)
+        self.exchange.end_stage()
+
+        self._step("gathering", number)
+        chooser = self._chooser(number)
+        pool = self.exchange.gather(number, self.settings.external_count, chooser)
+        watch.lap("store")
+        watch.move("store", "score", self.exchange.take_verify_seconds())
+        batch = choose(own, pool, self.settings.external_count, chooser, self.settings.choice)
+
+        self._step("training", number)
+        learnt = self.trainer.update(batch.rollouts)
+        self.exchange.mark_used(batch.external)
+        self.exchange.policy_version = self.trainer.policy_version
+        watch.lap("train")
+
+        reward = self._submit(own, number)
+        self.exchange.end_round()
+        watch.lap("store")
+        self._record(number, reward, own, batch, learnt, watch)
+
+    def _chooser(self, number: int) -> random.Random:
+        return generator(self.settings.seed, self.settings.node_id, number, "choose")
+
+    def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
+        """Answer and score; each rollout is offered to the exchange as soon as it exists."""
+        own = []
+        seed = key(self.settings.seed, self.settings.node_id, number, "sample")
+        for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
+            watch.lap("generate")
+            self._obey_stop()  # a group whose answers hang takes ten seconds
+            question = questions[slot]
+            scores = self.tasks.score_all(question, [done.text for done in completions])
+            scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
+            rollout = Rollout(question, scored, self.settings.node_id, number, slot=slot)
+            watch.lap("score")
+            self.exchange.offer(rollout)
+            watch.lap("store")
+            own.append(rollout)
+        return own
+
+    def _submit(self, own: list[Rollout], number: int) -> float:
+        rewards = rewards_of(own)
+        document = Reward(self.settings.node_id, number, fmean(rewards), len(rewards), self.clock.wall())
+        key = self.rounds.layout.reward(number, self.settings.node_id)
+        self.publisher.put(key, self.rounds.signatures.sign(key, seal(document)))
+        return document.reward
+
+    def _record(
+        self, number: int, reward: float, own: list[Rollout], batch: Batch, learnt: dict[str, float], watch: Stopwatch
+    ) -> None:
+        evaluated = self._evaluate(number + 1) if self._due(number + 1) else {}
+        row = {
+            **learnt,
+            **evaluated,
+            **own_figures(own),
+            **batch_figures(batch, number),
+            "round": number,
+            "own_wanted": self.settings.own_count,
+            "external_wanted": self.settings.external_count,
+            "group_size": self.settings.group_size,
+            "rejected": dict(self.exchange.rejected),
+            "muted": [asdict(mute) for mute in self.exchange.standings.mutes(number + 1)],
+            "policy_version": self.trainer.policy_version,
+            "store": {**self.exchange.store.counts, **self.publisher.counters},
+            "tasks": dict(self.tasks.counters),
+            "pending": self.publisher.pending,
+            "seconds": watch.seconds,
+        }
+        row["tokens_per_s"] = row["tokens"] / max(watch.seconds["generate"], 1e-9)
+        completions = sum(len(rollout.completions) for rollout in own)
+        self.totals.update(rounds=1, completions=completions, tokens=row["tokens"], external_used=len(batch.external))
+        self.journal.metrics(row)
+        self.journal.progress("round_complete", number, reward)
+        self.journal.say(
+            f"round {number}: reward {reward:.3f}, own {len(batch.own)}/{self.settings.own_count}, "
+            f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+        )
+        self._warn_if_barren(batch, number)
+        self._warn_if_discounted(learnt, number)
+        self._tell_mutes(number)
+        for line in self.publisher.take_news():
+            self.journal.event("refused", round=number, message=line)
+            self.journal.say(line)
+
+    def _warn_if_barren(self, batch: Batch, number: int) -> None:
+        self._barren = 0 if batch.rollouts else self._barren + 1
+        if self._barren == BARREN_ROUNDS:
+            self._barren = 0
+            self.journal.event("nothing_informative", round=number, rounds=BARREN_ROUNDS)
+            self.journal.say(
+                f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
+                "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+            )
+
+    def _warn_if_discounted(self, learnt: dict[str, float], number: int) -> None:
+        """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
+        weighed = learnt.get("external_weighed", 0.0)
+        if not weighed:
+            return
+        self._discounted = self._discounted + 1 if learnt["external_discounted"] > weighed / 2 else 0
+        if self._discounted == DISCOUNTED_ROUNDS:
+            self.journal.event("external_discounted", round=number, rounds=DISCOUNTED_ROUNDS)
+            self.journal.say(
+                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
+                "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
+            )
+
+    def _tell_mutes(self, number: int) -> None:
+        for mute in self.exchange.standings.take_news():
+            self.journal.event("muted", round=number, **asdict(mute))
+            self.journal.say(
+                f"{mute.peer} is muted until round {mute.until}: it keeps sending bad files, the last was refused as {mute.reason}"
+            )
+
+    def _due(self, number: int) -> bool:
+        interval = self.settings.eval_interval
+        return bool(self.evaluate and interval and number - self._evaluated_at >= interval)
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        assert self.evaluate is not None
+        self.journal.state("evaluating", number)  # no place to stop: by now the update is done, or the round is not begun
+        result = self.evaluate(number)
+        self._evaluated_at = number
+        self.journal.event("evaluation", round=number, **result)
+        return result
+
+    # Beginning, and going on
+
+    def _begin(self) -> int:
+        """Restore what this node was, and find the round to start with."""
+        resumed = self.checkpoints.restore(self._resume)
+        number = resumed or 0
+        self._mark_boundary(number)
+        self.journal.rewind(number)
+        self.journal.event("started", resumed=resumed is not None, round=number)
+        if resumed is None and self.evaluate and self.settings.eval_interval:
+            self._evaluate(0)
+        return self.pace.first(number)
+
+    def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+        """Become what a checkpoint says that this node was; raise CheckpointError, with nothing changed, where that cannot be."""
+        state = typed(node_state, NodeState)
+        if state.evaluated_at > number:
+            raise CheckpointError(f"it says that round {state.evaluated_at} was evaluated, which comes after its own")
+        before = self.tasks.state(), self.exchange.state()
+        try:
+            self.tasks.restore(state.tasks)
+            self.exchange.restore(state.exchange)
+            self.trainer.restore(trainer_state)
+        except CheckpointError:
+            self.tasks.restore(before[0])
+            self.exchange.restore(before[1])
+            raise
+        self.totals = Counter(state.totals)
+        self._barren, self._evaluated_at, self._saved_at = state.barren, state.evaluated_at, number
+        self.exchange.policy_version = self.trainer.policy_version
+
+    def _next_round(self, number: int) -> int:
+        if number + 1 >= self.settings.max_rounds:
+            return number + 1
+        return self.pace.following(number, lambda: self._wait(number + 1))
+
+    def _wait(self, number: int) -> None:
+        self.publisher.check()
+        self._step("waiting for the next round to be announced", number)
+        if not self.publisher.background:
+            self.publisher.pump()
+
+    # Stopping and saving
+
+    def _step(self, doing: str, number: int) -> None:
+        """Between two steps of a round: a stop asked for by now ends the round here."""
+        self._obey_stop()
+        self.journal.state(doing, number)
+
+    def _obey_stop(self) -> None:
+        if self.stop.requested:
+            raise Stopped
+
+    def _mark_boundary(self, number: int) -> None:
+        """Remember everything but the weights as it is between two rounds; a round that is left half-way counts as not begun."""
+        node_state = {
+            "tasks": self.tasks.state(),
+            "exchange": self.exchange.state(),
+            "totals": dict(self.totals),
+            "barren": self._barren,
+            "evaluated_at": self._evaluated_at,
+        }
+        self._boundary = (number, node_state)
+
+    def _save(self) -> None:
+        number, node_state = self._boundary
+        self.journal.state("saving a checkpoint", number)
+        self.checkpoints.save(number, node_state, self.trainer.state())
+        self._saved_at = number
+
+    def _try_to_save(self) -> None:
+        """In mid-run a full disk is reported and costs nothing yet; the next round tries again, and the end insists."""
+        try:
+            self._save()
+        except CheckpointError as error:
+            self._tell(error)
+
+    def _tell(self, error: CheckpointError) -> None:
+        self.journal.event("checkpoint_failed", error=str(error))
+        self.journal.say(str(error))
+
+    def _save_at_last(self) -> None:
+        """All that was learnt since the last checkpoint is at stake: wait a minute for room, unless a stop is asked for."""
+        deadline = self.clock.monotonic() + LAST_SAVE_SECONDS
+        while True:
+            try:
+                self._save()
+                return
+            except CheckpointError as error:
+                if self.stop.requested or self.clock.monotonic() >= deadline:
+                    raise
+                self._tell(error)
+            self.clock.sleep(LAST_SAVE_PAUSE)
+
+    def _finish(self, outcome: str, number: int) -> None:
+        self._save_at_last()
+        if self.push:
+            self.journal.state("pushing the model", self._boundary[0])
+            self.journal.show(f"pushing the model, at most {self._push_patience():.0f} s")
+            self.push(self._boundary[0])
+            self.push.close(self._push_patience)
+        if outcome == "complete":
+            self.journal.progress("training_complete", number - 1)
+        self.journal.event(outcome, round=number, totals=dict(self.totals))
+        self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
+
+    def _push_patience(self) -> float:
+        return PUSH_SECONDS if self.stop.requested else LAST_PUSH_SECONDS

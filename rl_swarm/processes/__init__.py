@@ -1,0 +1,1 @@
+"""Processes of our own: how they are started, watched and stopped."""

@@ -1,0 +1,262 @@
+"""What a run has come to, as plain data: read from the run alone, for the card, the picture and the page.
+
+Every figure can be computed again from the published files. Nothing here draws, prints or writes, and nothing of the run is
+changed. Only registered workers count; ids that name nobody else of them are not credited to anyone. What is damaged is left out
+and named, so that nobody takes the rest for the whole.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from rl_swarm.document import SMALL_BYTES, unseal
+from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.runs import progress
+from rl_swarm.runs.following import EVENTS, METRICS, Count, Measured, Share, data_of, mean_curve, valid
+from rl_swarm.store import Store
+from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import most_alive, read_registration
+
+FIRST_ROUNDS = 3
+LAST_ROUNDS = 10
+
+
+class Evaluated(msgspec.Struct, frozen=True):
+    """What a node measured on the held-out questions before a round: shares of right answers."""
+
+    round: Count
+    held_out: Share
+    held_out_style_blind: Share
+    held_out_questions: Count = 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure before and after training; None where the run has not measured it."""
+
+    before: float | None = None
+    after: float | None = None
+
+    @property
+    def times(self) -> float | None:
+        return self.after / self.before if self.before and self.after is not None else None
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """`gave` counts how often peers trained on this node's rollouts, `got` how often it trained on theirs."""
+
+    node_id: str
+    model: str
+    rounds: int
+    reward: Change
+    held_out: Change
+    style_blind: Change
+    gave: int
+    got: int
+    own_used: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    experiment: str
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+    nodes: tuple[NodeSummary, ...]
+    rounds: int
+    seconds: float
+    first_rounds: tuple[int, ...]  # those that `reward.before` is the mean of
+    last_rounds: tuple[int, ...]
+    reward: Change
+    held_out: Change
+    style_blind: Change
+    held_out_questions: int
+    evaluations: tuple[Evaluated, ...]  # means over the nodes that were measured first and last
+    rewards: Mapping[str, tuple[tuple[int, float], ...]]  # of each node, round by round
+    mean_rewards: tuple[tuple[int, float], ...]
+    uses: Mapping[tuple[str, str], int]  # (learner, author): how often the one trained on the other's rollouts
+    damaged: tuple[str, ...] = ()  # which files are not all in these figures, and why
+
+
+def summarise(store: Store, layout: Layout) -> Summary:
+    """Read a whole run; raise StoreAway if the store does not answer."""
+    run = _Run(store, layout)
+    workers = run.workers()
+    rows = {node: run.measured(node) for node in workers}
+    evaluated = {node: run.evaluated(node) for node in workers}
+    uses = count_uses(rows)
+    numbers = sorted({number for each in rows.values() for number in each})
+    first, last = ends_of(numbers)
+    experiment = run.experiment()
+    moments = [row.timestamp for each in rows.values() for row in each.values()]
+    began = experiment.created_at if experiment else min(moments, default=0.0)
+    evaluations = mean_evaluations(list(evaluated.values()))
+    return Summary(
+        experiment=layout.experiment_name,
+        settings=dict(experiment.settings) if experiment else {},
+        versions=run.versions(workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
+        nodes=tuple(_node(node, workers[node], rows[node], evaluated[node], uses) for node in workers),
+        rounds=len(numbers),
+        seconds=max(0.0, max(moments, default=began) - began),
+        first_rounds=first,
+        last_rounds=last,
+        reward=Change(_mean_reward(rows.values(), first), _mean_reward(rows.values(), last)),
+        held_out=_ends_of_evaluation(evaluations, "held_out"),
+        style_blind=_ends_of_evaluation(evaluations, "held_out_style_blind"),
+        held_out_questions=max((each.held_out_questions for each in evaluations), default=0),
+        evaluations=evaluations,
+        rewards={node: tuple((number, each[number].reward) for number in sorted(each)) for node, each in rows.items()},
+        mean_rewards=mean_curve(list(rows.values())),
+        uses=uses,
+        damaged=tuple(run.damaged),
+    )
+
+
+class _Run:
+    """The files of one run. `damaged` names those of which something had to be left out."""
+
+    def __init__(self, store: Store, layout: Layout) -> None:
+        self.store = store
+        self.layout = layout
+        self.damaged: list[str] = []
+
+    def experiment(self) -> Experiment | None:
+        try:
+            return unseal(self.store.get(self.layout.experiment, limit=SMALL_BYTES), Experiment)
+        except NotFound:
+            return None
+        except BadDocument as error:
+            self._damaged(self.layout.experiment, str(error))
+            return None
+
+    def workers(self) -> dict[str, str]:
+        """Registered workers and the model that each says it trains."""
+        names, left_out = most_alive(self.store, self.layout)
+        if left_out:
+            self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")
+        found = {node: read_registration(self.store, self.layout, node) for node in names}
+        for node in (node for node, registration in found.items() if registration is None):
+            self._damaged(self.layout.peer(node), "no registration that can be read, so the node is left out")
+        return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
+
+    def measured(self, node_id: str) -> dict[int, Measured]:
+        lines = self._lines(node_id, METRICS)
+        rows = valid(progress.rows(lines), Measured)
+        self._expect(self.layout.log(node_id, METRICS), len(lines), len(rows))
+        return {row.round: row for row in rows}
+
+    def evaluated(self, node_id: str) -> list[Evaluated]:
+        """One evaluation a round, in order; a round done again counts once."""
+        lines = self._lines(node_id, EVENTS)
+        events = progress.rows(lines)
+        said = data_of(events, "evaluation")
+        rows = valid(said, Evaluated)
+        self._expect(self.layout.log(node_id, EVENTS), len(lines), len(events) - len(said) + len(rows))
+        found = {each.round: each for each in rows}
+        return [found[number] for number in sorted(found)]
+
+    def versions(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of the package and of Python, as the nodes have written them down; several where they differ."""
+        found: dict[str, set[str]] = {}
+        for node_id in nodes:
+            info = self._system_info(node_id)
+            for name in ("rl_swarm", "python"):
+                if name in info:
+                    found.setdefault(name, set()).add(str(info[name]))
+        return {name: ", ".join(sorted(each)) for name, each in found.items()}
+
+    def _system_info(self, node_id: str) -> dict[str, Any]:
+        key = self.layout.log(node_id, "system_info.json")
+        try:
+            info = json.loads(self.store.get(key, limit=SMALL_BYTES))
+        except NotFound:
+            return {}
+        except (ValueError, RecursionError) as error:  # the latter for brackets within brackets, thousands deep
+            self._damaged(key, str(error))
+            return {}
+        if isinstance(info, dict):
+            return info
+        self._damaged(key, "not a JSON object")
+        return {}
+
+    def _lines(self, node_id: str, name: str) -> list[str]:
+        return [line for line in progress.lines(self.store, self.layout.log(node_id, name)) if line]
+
+    def _expect(self, key: str, lines: int, usable: int) -> None:
+        if usable < lines:
+            self._damaged(key, f"{lines - usable} of {lines} lines are none that a node writes")
+
+    def _damaged(self, key: str, why: str) -> None:
+        self.damaged.append(f"{key}: {why}")
+
+
+def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first rounds and the last ones, which never overlap: a short run has fewer of each."""
+    first = tuple(numbers[: min(FIRST_ROUNDS, len(numbers) // 2)])
+    rest = numbers[len(first) :]
+    return first, tuple(rest[-LAST_ROUNDS:]) if first else ()
+
+
+def count_uses(rows: Mapping[str, Mapping[int, Measured]]) -> dict[tuple[str, str], int]:
+    """How often each node trained on the rollouts of each other, from the ids recorded with every update."""
+    counted: Counter[tuple[str, str]] = Counter()
+    for learner, each in rows.items():
+        authors = (name.partition("/")[0] for row in each.values() for name in row.external_ids)
+        counted.update((learner, author) for author in authors if author in rows and author != learner)
+    return dict(counted)
+
+
+def _node(
+    node_id: str, model: str, rows: Mapping[int, Measured], evaluated: Sequence[Evaluated], uses: Mapping[tuple[str, str], int]
+) -> NodeSummary:
+    first, last = ends_of(sorted(rows))
+    return NodeSummary(
+        node_id=node_id,
+        model=model,
+        rounds=len(rows),
+        reward=Change(_mean_reward([rows], first), _mean_reward([rows], last)),
+        held_out=_ends_of_evaluation(evaluated, "held_out"),
+        style_blind=_ends_of_evaluation(evaluated, "held_out_style_blind"),
+        gave=sum(count for (_, author), count in uses.items() if author == node_id),
+        got=sum(count for (learner, _), count in uses.items() if learner == node_id),
+        own_used=sum(row.own_used for row in rows.values()),
+        tokens=sum(row.tokens for row in rows.values()),
+    )
+
+
+def _mean_reward(nodes: Iterable[Mapping[int, Measured]], numbers: Sequence[int]) -> float | None:
+    rewards = [rows[number].reward for rows in nodes for number in numbers if number in rows]
+    return fmean(rewards) if rewards else None
+
+
+def _ends_of_evaluation(evaluated: Sequence[Evaluated], name: str) -> Change:
+    """Before round 0, and last; a node that was never measured before training has nothing to be compared with."""
+    if len(evaluated) < 2 or evaluated[0].round != 0:
+        return Change()
+    return Change(getattr(evaluated[0], name), getattr(evaluated[-1], name))
+
+
+def mean_evaluations(nodes: Sequence[Sequence[Evaluated]]) -> tuple[Evaluated, ...]:
+    """Means over the nodes that were measured before training and at the last time of all: at each end the same nodes."""
+    last = max((each.round for evaluated in nodes for each in evaluated), default=0)
+    by_round: dict[int, list[Evaluated]] = {}
+    for evaluated in nodes:
+        if {0, last} <= {each.round for each in evaluated}:
+            for each in evaluated:
+                by_round.setdefault(each.round, []).append(each)
+    return tuple(
+        Evaluated(
+            number,
+            fmean(one.held_out for one in by_round[number]),
+            fmean(one.held_out_style_blind for one in by_round[number]),
+            max(one.held_out_questions for one in by_round[number]),
+        )
+        for number in sorted(by_round)
+    )

@@ -1,0 +1,282 @@
+"""Check that a run is whole and true: rounds, rewards, rollouts, who learnt from whom, logs.
+
+Only registered nodes count; anything else in the folder is a warning. What a node did is taken from its own metrics and compared
+with what lies in the store. Nothing is changed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from rl_swarm.errors import BadDocument, ConfigError, NotFound
+from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
+from rl_swarm.runs import progress
+from rl_swarm.runs.following import METRICS, Count, Finite, valid
+from rl_swarm.runs.signed import signed_line
+from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
+from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
+
+SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
+MOST_SHOWN = 3
+MOST_DIGITS = 6  # of the number of a round
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """What is checked of one line of metrics.jsonl. Nobody plays a million rounds: a row that says so is none of ours."""
+
+    round: Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
+    reward: Finite
+    own_wanted: Count | None = None
+    group_size: Count | None = None
+    external_wanted: Count = 0
+    own_ids: tuple[str, ...] = ()
+    external_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One checked claim: `status` is ok, warning or failed; `detail` says what was found."""
+
+    check: str
+    status: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the run should have been; None where the run itself is asked."""
+
+    rounds: int | None = None
+    nodes: int | None = None
+    external_count: int | None = None
+
+
+def validate(store: Store, layout: Layout, expected: Expected) -> list[Finding]:
+    return _Run(store, layout, expected).findings()
+
+
+class _Run:
+    """One experiment as it lies in the store, read once."""
+
+    def __init__(self, store: Store, layout: Layout, expected: Expected) -> None:
+        self.store = store
+        self.layout = layout
+        self.expected = expected
+        named, self.left_out = most_alive(store, layout, names_at_work(store, layout, Rounds(store, layout).survey()))
+        found = {node: read_registration(store, layout, node) for node in named}
+        roles = {node: registration.node_role for node, registration in found.items() if registration}
+        self.nodes = list(roles)
+        self.unreadable = [node for node in named if node not in roles]
+        self.workers = [node for node, role in roles.items() if role == "worker"]
+        self.coordinated = "coordinator" in roles.values()
+        self.foreign: dict[str, int] = {}  # worker → rows that no node writes
+        self.metrics = {node: self._read_metrics(node) for node in self.workers}
+        done = [row.round for rows in self.metrics.values() for row in rows]
+        self.rounds = expected.rounds or max(done, default=-1) + 1
+        self._bundles: dict[tuple[str, int], dict[str, Rollout] | str] = {}
+
+    def findings(self) -> list[Finding]:
+        checks = (
+            self._check_nodes,
+            self._check_rounds,
+            self._check_rewards,
+            self._check_signatures,
+            self._check_rollouts,
+            self._check_sharing,
+            self._check_logs,
+            self._check_strangers,
+        )
+        return [finding for check in checks for finding in check()]
+
+    def _check_nodes(self) -> Iterator[Finding]:
+        wanted = self.expected.nodes
+        shown = f"{len(self.nodes)} registered ({len(self.workers)} workers)"
+        if wanted is not None and len(self.nodes) + self.left_out != wanted:
+            more = f" and {self.left_out} more" if self.left_out else ""
+            yield Finding("nodes", "failed", f"{shown}{more}, {wanted} expected")
+        elif not self.workers:
+            yield Finding("nodes", "failed", f"{shown}: nobody trained")
+        else:
+            yield Finding("nodes", "ok", shown)
+        if self.left_out:
+            few = f"{self.left_out} more have registered and were left out: those looked at show the most signs of life"
+            yield Finding("nodes", "warning", few)
+        if self.unreadable:  # junk that a stranger left, unless there is a journal of that name
+            writing = {name.rstrip("/") for name in self.store.list(self.layout.logs)}
+            status = "failed" if writing.intersection(self.unreadable) else "warning"
+            yield Finding("nodes", status, f"no registration that can be read, so not counted: {_some(self.unreadable)}")
+
+    def _check_rounds(self) -> Iterator[Finding]:
+        announced = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
+        missing = [number for number in range(self.rounds) if number not in announced]
+        if self.coordinated and missing:
+            yield Finding("rounds", "failed", f"not announced: {_some(missing)} of {self.rounds}")
+        elif not self.coordinated:
+            yield Finding("rounds", "warning", f"{self.rounds} rounds without a coordinator")
+        else:
+            yield Finding("rounds", "ok", f"all {self.rounds} announced")
+        for node, rows in self.metrics.items():
+            done = [row.round for row in rows]
+            if not done or max(done) < self.rounds - 1:
+                yield Finding("rounds", "failed", f"{node} ended at round {max(done, default=None)}, the last is {self.rounds - 1}")
+            elif len(done) < self.rounds:
+                yield Finding("rounds", "warning", f"{node} did {len(done)} of {self.rounds} rounds")
+
+    def _check_rewards(self) -> Iterator[Finding]:
+        missing, redone, count = [], [], 0
+        for node, row in self._rows():
+            reward = read_reward(self.store, self.layout, row.round, node)
+            count += 1
+            if reward is None:
+                missing.append(f"{node} round {row.round}")
+            elif reward.reward != row.reward:
+                redone.append(f"{node} round {row.round}")
+        yield Finding(
+            "rewards", "failed" if missing else "ok", f"missing: {_some(missing)}" if missing else f"all {count} submitted"
+        )
+        if redone:  # a node killed after it submitted does the round again, and what it submitted first stays
+            yield Finding("rewards", "warning", f"done again after a restart, with another reward: {_some(redone)}")
+
+    def _check_signatures(self) -> Iterator[Finding]:
+        """Whose figures are signed; in an experiment that its founder has signed, all should be."""
+        try:
+            experiment = experiments.read(self.store, self.layout)
+        except ConfigError as error:
+            yield Finding("signatures", "failed", str(error))
+            return
+        if experiment is None or not self.workers:
+            return
+        rewards = {node: {row.round: row.reward for row in rows if row.round < self.rounds} for node, rows in self.metrics.items()}
+        line = signed_line(self.store, self.layout, experiment.experiment_id, rewards)
+        founder = f"experiment signed by {experiment.key[:16]}; " if experiment.key else ""
+        yield Finding("signatures", "warning" if experiment.key and "not signed" in line else "ok", founder + line)
+
+    def _check_rollouts(self) -> Iterator[Finding]:
+        wrong, count = [], 0
+        for node, row in self._rows():
+            found = self._rollouts(node, row.round)
+            where = f"{node} round {row.round}"
+            if isinstance(found, str):
+                wrong.append(f"{where}: {found}")
+                continue
+            count += len(found)
+            sizes = {len(rollout.completions) for rollout in found.values()}
+            if row.own_wanted not in (None, len(found)) or sizes - ({row.group_size} if row.group_size is not None else sizes):
+                wrong.append(f"{where}: {len(found)} rollouts of {row.own_wanted}, groups of {sorted(sizes)}")
+        yield Finding("rollouts", "failed" if wrong else "ok", _some(wrong) if wrong else f"all {count} readable and complete")
+
+    def _check_sharing(self) -> Iterator[Finding]:
+        wanted = self.expected.external_count
+        used = {node: [name for row in rows for name in row.external_ids] for node, rows in self.metrics.items()}
+        if wanted is None:
+            wanted = max((row.external_wanted for _, row in self._rows()), default=0)
+        if not wanted:
+            yield Finding("sharing", "ok", "J = 0: nothing was to be shared")
+            return
+        wrong = []
+        if not any(used.values()):
+            wrong.append(f"J = {wanted} was asked for and no external rollout was ever used")
+        for node in [node for node, names in used.items() if not names and any(used.values())]:
+            offered = self._offered(node)
+            if offered:
+                wrong.append(f"{node} used none of {offered} informative rollouts of its peers")
+            else:
+                yield Finding("sharing", "warning", f"no peer had an informative rollout for {node} in time")
+        for node, names in used.items():
+            if len(names) != len(set(names)):
+                wrong.append(f"{node} used an external rollout twice")
+            wrong += [f"{node} used {name}, which no peer published" for name in names if not self._published(node, name)]
+        total = sum(map(len, used.values()))
+        yield Finding(
+            "sharing", "failed" if wrong else "ok", _some(wrong) if wrong else f"{total} uses, each found in a peer's file"
+        )
+
+    def _check_logs(self) -> Iterator[Finding]:
+        wrong = []
+        for node in self.nodes:
+            errors = [row for row in progress.events(self.store, self.layout, node) if row.get("event_type") == "error"]
+            wrong += [f"{node}: {_message(row.get('data'))}" for row in errors]
+            for name in ("stdout.log", "stderr.log"):
+                lines = progress.lines(self.store, self.layout.log(node, name))
+                wrong += [f"{node}: {line.strip()}" for line in lines if any(sign in line for sign in SIGNS_OF_ERROR)]
+        yield Finding("logs", "failed" if wrong else "ok", _some(wrong) if wrong else "no errors")
+        for node, count in self.foreign.items():
+            yield Finding("logs", "warning", f"{count} rows of {node}'s metrics are none that a node writes, and were left out")
+
+    def _check_strangers(self) -> Iterator[Finding]:
+        strangers = set()
+        there = (self.store.list(folder) for folder in (self.layout.rewards, self.layout.rollouts))
+        numbers = {number for names in there for number in map(round_of_folder, names) if number is not None}
+        for number in sorted(number for number in numbers if number < self.rounds):
+            for folder in (self.layout.rewards_of(number), self.layout.rollouts_of(number)):
+                names = self.store.list(folder)
+                strangers |= {f"{folder}/{name}" for name in names if node_of_file(name) not in self.nodes}
+        if strangers:
+            yield Finding("strangers", "warning", f"of no node that is counted: {_some(sorted(strangers))}")
+
+    def _rows(self) -> Iterator[tuple[str, _Row]]:
+        return ((node, row) for node, rows in self.metrics.items() for row in rows if row.round < self.rounds)
+
+    def _read_metrics(self, node: str) -> list[_Row]:
+        """One row a round, in order: of several the last."""
+        said = progress.rows(progress.lines(self.store, self.layout.log(node, METRICS)))
+        found = valid(said, _Row)
+        if len(found) < len(said):
+            self.foreign[node] = len(said) - len(found)
+        return sorted({row.round: row for row in found}.values(), key=lambda row: row.round)
+
+    def _offered(self, node: str) -> int:
+        """Informative rollouts that peers had published before the node's last round began."""
+        last = max((row.round for row in self.metrics[node]), default=0)
+        return sum(len(row.own_ids) for peer, row in self._rows() if peer != node and row.round < last)
+
+    def _published(self, node: str, rollout_id: str) -> bool:
+        peer, _, rest = rollout_id.partition("/")
+        number = rest.partition("/")[0]
+        known = peer != node and peer in self.nodes and number.isdecimal() and len(number) <= MOST_DIGITS
+        found = self._rollouts(peer, int(number)) if known else {}
+        return not isinstance(found, str) and rollout_id in found
+
+    def _rollouts(self, node: str, number: int) -> dict[str, Rollout] | str:
+        """What a node published in a round by id, or what is wrong with it."""
+        if (node, number) not in self._bundles:
+            folder = self.layout.rollouts_of(number)
+            names = [name for name in self.store.list(folder) if node_of_file(name) == node]
+            self._bundles[node, number] = self._read(folder, names)
+        return self._bundles[node, number]
+
+    def _read(self, folder: str, names: list[str]) -> dict[str, Rollout] | str:
+        if not names:
+            return "no rollout file"
+        found = {}
+        for name in names:
+            try:
+                bundle = decode(self.store.get(f"{folder}/{name}", limit=BUNDLE_BYTES))
+            except (NotFound, BadDocument) as error:
+                return f"{name} cannot be read ({error})"
+            found.update({rollout.id: rollout for rollout in bundle.rollouts})
+        return found
+
+
+def passed(findings: list[Finding]) -> bool:
+    return all(finding.status != "failed" for finding in findings)
+
+
+def results(experiment: str, findings: list[Finding]) -> dict[str, Any]:
+    """For programs: what test_results.json holds."""
+    return {"experiment": experiment, "passed": passed(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def _message(data: Any) -> str:
+    return str(data.get("message", "error")) if isinstance(data, dict) else "error"
+
+
+def _some(items: list[Any]) -> str:
+    shown = ", ".join(map(str, items[:MOST_SHOWN]))
+    return shown + (f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else "")

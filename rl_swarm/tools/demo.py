@@ -1,0 +1,94 @@
+"""The demo: a swarm of small models on this machine, shown live, and what they learnt shown at the end.
+
+It starts nodes, looks at what they publish and writes a report beside it; it takes no part in the run.
+"""
+
+import os
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from rl_swarm.config import Config, load
+from rl_swarm.errors import CheckpointError, ConfigError, ModelError
+from rl_swarm.runs.examples import Example, published_examples
+from rl_swarm.runs.following import Following
+from rl_swarm.runs.summary import Summary, summarise
+from rl_swarm.show.card import Places, sections, show_card
+from rl_swarm.show.live import LiveView
+from rl_swarm.show.report import PAGE, PICTURE, make_report
+from rl_swarm.store import Store, open_store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.tools.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
+
+SETTINGS = {
+    "EXPERIMENT_NAME": "demo",
+    "MODEL_NAME": "nano",
+    "MAX_ROUNDS": "60",
+    "NUM_TRAIN_SAMPLES": "4",
+    "NUM_TRANSPLANT_TREES": "4",
+    "NUM_GENERATIONS": "8",
+    "COORDINATOR_ROUND_INTERVAL": "20",
+}
+
+Flags = Mapping[str, str | None]
+
+
+def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console) -> str:
+    """Run the swarm to its end, or until Ctrl-C, and show what came of it; return 'complete' or 'stopped'.
+
+    Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
+    """
+    environment = insist_on_founder(unfinished(launch_environment(SETTINGS | dict(given), flags)))
+    config = load(environment)
+    following = Following(open_store(config.store_url), Layout(config.experiment_name), config.max_rounds)
+    nodes = plan(environment, workers, consoles_of(config))
+    with LiveView(following, console) as view:
+        outcome = Launcher(nodes, say=view.say, folders=folders_of(config, nodes)).run(view.tick)
+    if outcome == "complete":
+        present(environment, config, program, console)
+    return outcome
+
+
+def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
+    """Go on with a run that was stopped half-way; where the last one was completed, begin another under the next name."""
+    config = load(environment)
+    store, name, number = open_store(config.store_url), config.experiment_name, 1
+    while (state := Rounds(store, Layout(name)).read_current()) and state.status == "complete":
+        number += 1
+        name = f"{config.experiment_name}-{number}"
+    return {**environment, "EXPERIMENT_NAME": name}
+
+
+def present(environment: Mapping[str, str], config: Config, program: str, console: Console) -> None:
+    """Write the report of a run and show its card."""
+    console.print("Reading the run, and asking the model before and after training", highlight=False)
+    store, layout = open_store(config.store_url), Layout(config.experiment_name)
+    summary = summarise(store, layout)
+    examples = make_examples(environment, store, layout, summary)
+    for name, data in make_report(summary, examples).items():
+        store.rewrite(layout.report(name), data)
+    below = (layout.root, layout.report(PICTURE), layout.report(PAGE))
+    where = (config.store_url, *(f"{config.store_url}/{key}" for key in below))
+    places = Places(*(nearby(path) for path in where))
+    show_card(summary, sections(summary, examples, places, nearby(program)), console)
+
+
+def make_examples(environment: Mapping[str, str], store: Store, layout: Layout, summary: Summary) -> list[Example]:
+    """Ask the models; where there is none to be asked, take what the run has published."""
+    from rl_swarm.tools.ask import asked_examples  # with torch, which the live view does not need
+
+    of_any_node = {name: value for name, value in environment.items() if name != "NODE_ID"}
+    try:
+        return asked_examples(of_any_node, {})
+    except (ConfigError, CheckpointError, ModelError):
+        numbers = sorted({number for points in summary.rewards.values() for number, _ in points})
+        return published_examples(store, layout, numbers, [node.node_id for node in summary.nodes])
+
+
+def nearby(path: str) -> str:
+    """A path as one would type it here: relative where that is below this folder."""
+    if "://" in path or not os.path.isabs(path):
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else os.path.join(".", relative)

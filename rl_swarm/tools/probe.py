@@ -1,0 +1,415 @@
+"""Ask a model questions of every task and difficulty level for two minutes, and say where its rollouts are informative.
+
+It trains nothing, publishes nothing and needs no store. It refuses, each with the reason, levels that make no questions, few
+questions, or prompts too long for the model. Which questions are asked follows from the seed, how many from the clock.
+"""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from rl_swarm.clock import Clock
+from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.learning.selection import informative
+from rl_swarm.randomness import key as derive
+from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
+from rl_swarm.tasks.levels import candidates
+
+BATCH = 8  # most questions asked at once
+FEWEST, ENOUGH = 8, 128  # questions before which nothing is decided, and after which everything is
+CONFIDENCE = 2.0  # standard deviations: nineteen times in twenty the true share lies within the bounds
+RARE = 0.05  # a share of informative rollouts below which learning is slow
+MOST_ENTRIES, MOST_LEVELS = 8, 2  # of the TASKS value: in all, and of one task
+TRIES = 8  # at a new question of a level
+PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
+
+Watch = Callable[[str, float], None]  # what is being done, and when by the clock the probe ends
+
+
+class Answerer(Protocol):
+    """What of `policy.Policy` is needed here."""
+
+    name: str
+
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterable[tuple[Completion, ...]]: ...
+
+    def fits(self, question: Question) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What was seen of one candidate: sums, so that tallies add up."""
+
+    questions: int = 0
+    informative: int = 0
+    completions: int = 0
+    tagged: int = 0
+    cut_off: int = 0
+    reward: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward / max(1, self.completions)
+
+    @property
+    def tagged_share(self) -> float:
+        return self.tagged / max(1, self.completions)
+
+    @property
+    def informative_share(self) -> float:
+        return self.informative / max(1, self.questions)
+
+    @property
+    def estimate(self) -> float:
+        """The informative share as if two more questions had told nothing: one lucky question does not beat eight of ten."""
+        return self.informative / (self.questions + 2)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Wilson's interval of the informative share; before the first question everything is possible."""
+        if not self.questions:
+            return 0.0, 1.0
+        share, count, square = self.informative_share, self.questions, CONFIDENCE**2
+        middle = share + square / (2 * count)
+        reach = CONFIDENCE * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+        return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a probe found: candidates best first, those passed over with the reason, those that time did not reach."""
+
+    model: str
+    group_size: int
+    seconds: float
+    seen: tuple[tuple[TaskSpec, Tally], ...]
+    skipped: Mapping[str, str]
+    not_reached: tuple[str, ...]
+
+    @property
+    def tasks(self) -> str | None:
+        """The TASKS value to use; None if nothing was informative."""
+        chosen = choose(self.seen)
+        return tasks_text(chosen) if chosen else None
+
+    def as_dict(self) -> dict[str, Any]:
+        shares = ("mean_reward", "informative_share", "tagged_share")
+        return {
+            "model": self.model,
+            "group_size": self.group_size,
+            "seconds": self.seconds,
+            "tasks": self.tasks,
+            "advice": advice(self),
+            "levels": [
+                {"task": spec.name, "config": spec.config} | asdict(tally) | {name: getattr(tally, name) for name in shares}
+                for spec, tally in self.seen
+            ],
+            "skipped": dict(self.skipped),
+            "not_reached": list(self.not_reached),
+        }
+
+
+# What there is to ask: tasks and their levels
+
+
+class Unusable(Exception):
+    """A candidate that is passed over, and why."""
+
+
+class Family(Tasks):
+    """All levels of one task, behind one helper process; drawn from a level at a time."""
+
+    def __init__(self, specs: Sequence[TaskSpec], seed: int) -> None:
+        super().__init__(specs, seed=seed, node_id="probe", held_out_per_task=0)  # nothing is trained: no question is forbidden
+
+    def draw_from(self, spec: TaskSpec, known: Container[str]) -> Question:
+        """The next question of a level, and a new one if a few tries find one."""
+        found, timeouts = None, self.counters["question_timeout"]
+        for _ in range(TRIES):
+            question = self._advance(self.specs.index(spec), {})
+            if question is not None and question.text_id not in known:
+                return question
+            found = question or found
+            if self.counters["question_timeout"] > timeouts:
+                raise Unusable("takes too long to make a question")
+        if found is None:
+            raise Unusable(f"made no question in {TRIES} tries")
+        return found
+
+
+def load_family(specs: Sequence[TaskSpec], seed: int) -> dict[str, Family | Unusable]:
+    """All levels in one family; if that is refused, each by itself, so that it is known whose fault it is."""
+    try:
+        return dict.fromkeys((spec.key for spec in specs), Family(specs, seed))
+    except ConfigError as error:
+        if len(specs) == 1:
+            return {specs[0].key: Unusable(str(error))}
+    return {key: family for spec in specs for key, family in load_family([spec], seed).items()}
+
+
+# What to ask next
+
+
+def next_batch(tallies: Mapping[str, Tally], seconds_left: float) -> tuple[str, int] | None:
+    """The candidate to look at and how many questions to ask it; None when the time is up or nothing is left to find out.
+
+    The undecided take turns. A batch takes at most half of what is left for each of them, so that a slow model is asked single
+    questions and a quick one eight at once; the very first is one question, to see how slow the model is.
+    """
+    waiting = undecided(tallies)
+    if not waiting or seconds_left <= 0:
+        return None
+    key = min(waiting, key=lambda each: tallies[each].questions)
+    asked = tallies[key] if tallies[key].questions else sum(tallies.values(), Tally())
+    if not asked.questions:
+        return key, 1
+    pace = max(asked.seconds / asked.questions, 1e-6)
+    if pace > seconds_left:
+        return None
+    return key, max(1, min(BATCH, int(seconds_left / (2 * len(waiting)) / pace)))
+
+
+def undecided(tallies: Mapping[str, Tally]) -> list[str]:
+    """Candidates that may lie on either side of the bar for being chosen: half of the best share, but at least `RARE`."""
+    bar = max(RARE, max((tally.estimate for tally in tallies.values()), default=0.0) / 2)
+    return [
+        key
+        for key, tally in tallies.items()
+        if tally.questions < FEWEST or (tally.questions < ENOUGH and tally.bounds[0] <= bar <= tally.bounds[1])
+    ]
+
+
+class Probe:
+    """The loop. It counts as it goes, so that an interrupted probe reports what it has."""
+
+    def __init__(self, named: Sequence[TaskSpec], policy: Answerer, *, group_size: int, seed: int, clock: Clock) -> None:
+        self._named = {spec.key for spec in named}
+        self._specs = {spec.key: spec for spec in candidates(named)}
+        self._policy, self._group_size, self._seed, self._clock = policy, group_size, seed, clock
+        self._families: dict[str, Family | Unusable] = {}
+        self._known: dict[str, set[str]] = {key: set() for key in self._specs}
+        self._tallies = {key: Tally() for key in self._specs}
+        self._skipped: dict[str, str] = {}
+
+    def run(self, seconds: float, watch: Watch = lambda doing, ends: None) -> Report:
+        """Look around for so many seconds, or until everything is clear; Ctrl-C ends it early."""
+        if not 0 < seconds < math.inf:
+            raise ConfigError(f"--seconds must be a number above 0, got {seconds:g}: two minutes are usual")
+        began = self._clock.monotonic()
+        ends = began + seconds
+        try:
+            while (batch := next_batch(self._tallies, ends - self._clock.monotonic())) is not None:
+                watch(self._progress(batch[0]), ends)
+                self._look(*batch)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for family in self._families.values():
+                if isinstance(family, Family):
+                    family.close()
+        return self._report(self._clock.monotonic() - began)
+
+    def _look(self, key: str, count: int) -> None:
+        try:
+            self._tallies[key] += self._ask(key, self._family(key), count)
+        except (Unusable, ModelError) as reason:  # a prompt may be too long for the memory, too
+            del self._tallies[key]
+            self._skipped[key] = str(reason)
+
+    def _family(self, key: str) -> Family:
+        """The family of a candidate, loaded when the first of its levels is wanted."""
+        if key not in self._families:
+            name = self._specs[key].name
+            self._families |= load_family([spec for spec in self._specs.values() if spec.name == name], self._seed)
+        family = self._families[key]
+        if isinstance(family, Unusable):
+            raise family
+        return family
+
+    def _ask(self, key: str, family: Family, count: int) -> Tally:
+        began = self._clock.monotonic()
+        seed = derive("probe", self._seed, key, self._tallies[key].questions)
+        questions = [self._draw(key, family) for _ in range(count)]
+        seen = Tally()
+        for question, answers in zip(questions, self._policy.answer(questions, self._group_size, seed), strict=True):
+            scores = family.score_all(question, [answer.text for answer in answers])
+            scored = tuple(replace(answer, reward=score) for answer, score in zip(answers, scores, strict=True))
+            seen += tally_of(Rollout(question, scored, "probe", 0))
+        return seen + Tally(seconds=self._clock.monotonic() - began)
+
+    def _draw(self, key: str, family: Family) -> Question:
+        question, known = family.draw_from(self._specs[key], self._known[key]), self._known[key]
+        if not self._policy.fits(question):
+            raise Unusable("makes a prompt that leaves no room for MAX_NEW_TOKENS in the model's context")
+        if question.text_id in known and key not in self._named:  # a small task may be the user's choice; it is not advised
+            raise Unusable(f"makes few questions: {len(known)} and then the same again")
+        known.add(question.text_id)
+        return question
+
+    def _progress(self, key: str) -> str:
+        seen = [tally for tally in self._tallies.values() if tally.questions]
+        found = sum(tally.informative > 0 for tally in seen)
+        return f"{len(seen)} of {len(self._tallies)} levels seen, {found} with informative rollouts, now {key}"
+
+    def _report(self, seconds: float) -> Report:
+        if not self._tallies:
+            raise ConfigError(f"none of the TASKS can be used ({next(iter(self._skipped.values()))}): name others")
+        seen = [(self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions]
+        unseen = tuple(key for key, tally in self._tallies.items() if not tally.questions)
+        return Report(self._policy.name, self._group_size, seconds, tuple(ranked(seen)), self._skipped, unseen)
+
+
+def tally_of(rollout: Rollout) -> Tally:
+    done = rollout.completions
+    return Tally(
+        questions=1,
+        informative=int(informative(rollout)),
+        completions=len(done),
+        tagged=sum(parsed_answer(each.text) is not None for each in done),
+        cut_off=sum(each.finish == "length" for each in done),
+        reward=sum(rollout.rewards),
+    )
+
+
+# What follows from it
+
+
+def ranked(seen: Iterable[tuple[TaskSpec, Tally]]) -> list[tuple[TaskSpec, Tally]]:
+    """Best first. Where nothing was informative, what comes nearest to being rewarded."""
+    return sorted(seen, key=lambda each: (-each[1].estimate, -each[1].mean_reward, -each[1].tagged_share, each[0].key))
+
+
+def choose(seen: Sequence[tuple[TaskSpec, Tally]]) -> list[TaskSpec]:
+    """The candidates at least half as good as the best, not more than two levels of a task and eight in all."""
+    rows = ranked(seen)
+    chosen: list[TaskSpec] = []
+    taken = Counter[str]()
+    for spec, tally in rows:
+        good = tally.informative > 0 and tally.estimate >= rows[0][1].estimate / 2
+        if good and taken[spec.name] < MOST_LEVELS and len(chosen) < MOST_ENTRIES:
+            taken[spec.name] += 1
+            chosen.append(spec)
+    return chosen
+
+
+def tasks_text(specs: Iterable[TaskSpec]) -> str:
+    """As `parse_tasks` reads it here and now: an own task in another folder is named by its path."""
+    entries = []
+    for spec in specs:
+        entry = canonical([spec])
+        if spec.path is not None and Path(spec.path).parent != Path.cwd():
+            entry = spec.path + entry.removeprefix(spec.key)
+        entries.append(entry)
+    return ",".join(sorted(entries))
+
+
+def advice(report: Report) -> str:
+    """What to do about it, in a sentence or two."""
+    total = sum((tally for _, tally in report.seen), Tally())
+    if not total.questions:
+        return "The time was over before the first question was answered: give more --seconds, or choose a smaller MODEL_NAME."
+    if total.informative:
+        chosen = {spec.key for spec in choose(report.seen)}
+        these = sum((tally for spec, tally in report.seen if spec.key in chosen), Tally())
+        fact = f"With these tasks {these.informative} of {these.questions} rollouts were informative"
+        if these.informative_share >= RARE:
+            return f"{fact}."
+        return (
+            f"{fact}, so learning will be slow: more NUM_GENERATIONS (now {report.group_size}), easier tasks or another "
+            "MODEL_NAME help."
+        )
+    if total.mean_reward > 0.5:
+        return "No rollout was informative: the model is nearly always right. Name harder tasks or levels."
+    return f"No rollout was informative: {_why_nothing(report, total)}."
+
+
+def _why_nothing(report: Report, total: Tally) -> str:
+    if total.tagged_share < RARE:
+        fact = f"only {total.tagged_share:.1%} of completions have an <answer>, without which no answer is read"
+        if total.cut_off > total.completions / 2:
+            return (
+                f"{fact}, and {total.cut_off / total.completions:.0%} were cut off. Raise MAX_NEW_TOKENS, or try another MODEL_NAME"
+            )
+        return f"{fact}. Try another MODEL_NAME, one tuned to follow instructions"
+    return (
+        f"the mean reward is {total.mean_reward:.3f}. Try easier tasks (TASKS=easy), another MODEL_NAME, or more "
+        f"NUM_GENERATIONS (now {report.group_size})"
+    )
+
+
+# What people see
+
+
+def show(report: Report, console: Console) -> None:
+    """The table, what is not in it, and the value to use on a line of its own that can be copied."""
+    table = Table(Column("task and level", overflow="fold"), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for heading in ("questions", "reward", "informative", "<answer>", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for spec, tally in report.seen:
+        table.add_row(
+            Text(f"{spec.name} {level_text(spec)}"),
+            str(tally.questions),
+            f"{tally.mean_reward:.3f}",
+            f"{tally.informative_share:.0%}",
+            f"{tally.tagged_share:.0%}",
+            f"{tally.seconds:.1f}",
+        )
+    console.print(table)
+    lines = [f"skipped {key}: {reason}" for key, reason in report.skipped.items()]
+    if report.not_reached:
+        lines.append(f"not reached in {report.seconds:.0f} s: {', '.join(report.not_reached)}")
+    lines.append(advice(report))
+    if report.tasks is not None:
+        lines.append(f"TASKS={shlex.quote(report.tasks)}")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def level_text(spec: TaskSpec) -> str:
+    """The parameters that differ from the task's own, as TASKS has them."""
+    each = [replace(spec, config={name: spec.config[name]}).key.removeprefix(f"{spec.name}:") for name in sorted(spec.config)]
+    return " ".join(each) or "default"
+
+
+@contextmanager
+def progress_line(console: Console, clock: Clock) -> Iterator[Watch]:
+    """Show how it goes and the time left: in one live line of a terminal, or else in plain lines, not too many."""
+    state: tuple[str, float] = ("", clock.monotonic())
+    printed = -math.inf
+
+    def line() -> Text:
+        left = max(0.0, state[1] - clock.monotonic())
+        return Text(f"{left:.0f} s left: {state[0]}", no_wrap=True, overflow="ellipsis")
+
+    def live(doing: str, ends: float) -> None:
+        nonlocal state
+        state = doing, ends
+
+    def plain(doing: str, ends: float) -> None:
+        nonlocal printed
+        live(doing, ends)
+        if clock.monotonic() - printed >= PLAIN_SECONDS:
+            printed = clock.monotonic()
+            console.print(line(), soft_wrap=True)
+
+    if not console.is_terminal:
+        yield plain
+        return
+    with Live(console=console, get_renderable=line, refresh_per_second=2, transient=True):
+        yield live

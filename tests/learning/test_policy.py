@@ -1,0 +1,304 @@
+"""Prompts, sampling with its log-probabilities, and a peer's text as own ids."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.learning.engine.attention import Growing
+from rl_swarm.learning.engine.lean import LeanDecoder
+from rl_swarm.learning.policy import LONGEST_TOKEN, PLAIN_PROMPT, SYSTEM_PROMPT, Policy, out_of_memory
+from rl_swarm.rollout import Completion, Question
+from tests.support.tiny_models import NO_SYSTEM_TEMPLATE, QUESTIONS, chat_tokenizer, llama, plain_tokenizer, policy
+
+ARCHITECTURES = ["llama", "qwen2", "gpt2"]
+
+
+def stopping(architecture: str = "llama", **options) -> Policy:
+    """A policy that ends often: one token in ten ends, by the list in the generation settings."""
+    made = policy(architecture, **options)
+    made.model.generation_config.eos_token_id = list(range(0, made.model.config.vocab_size, 10))
+    rest = {"max_new_tokens": made.max_new_tokens, "temperature": made.temperature, "top_p": made.top_p}
+    return Policy(made.model, made.tokenizer, **rest)
+
+
+def answers(made: Policy, seed: int = 1, group_size: int = 4) -> list[tuple[Completion, ...]]:
+    return list(made.answer(QUESTIONS, group_size, seed))
+
+
+def forward_logprobs(made: Policy, question: Question, completion: Completion) -> torch.Tensor:
+    """Without batch, padding or cache."""
+    prompt = made.prompt_ids(question.prompt)
+    ids = torch.tensor([prompt + list(completion.token_ids)])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(made.model(input_ids=ids).logits[0] / made.temperature, dim=-1)
+    return logprobs[len(prompt) - 1 : -1].gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+
+
+def logprob_gap(made: Policy, groups: list[tuple[Completion, ...]]) -> float:
+    pairs = [(question, done) for question, group in zip(QUESTIONS, groups, strict=True) for done in group]
+    return max((forward_logprobs(made, q, done) - torch.tensor(done.token_logprobs)).abs().max().item() for q, done in pairs)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_recorded_logprobs_are_those_of_a_forward_pass(architecture: str, temperature: float) -> None:
+    lengths = {len(policy(architecture).prompt_ids(question.prompt)) for question in QUESTIONS}
+    assert len(lengths) == 3, "the prompts must be ragged"
+    for made in (policy(architecture, temperature=temperature), stopping(architecture, temperature=temperature)):
+        assert logprob_gap(made, answers(made)) < 1e-4
+
+
+def test_logprobs_of_a_narrowed_choice_are_of_the_whole_distribution() -> None:
+    made = policy(top_p=0.5)
+    assert logprob_gap(made, answers(made)) < 1e-4
+    narrowest = policy(top_p=1e-9)
+    assert [{done.text for done in group} for group in answers(narrowest)] == [{text} for text in narrowest.greedy(QUESTIONS)]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_equal_seeds_give_equal_completions(architecture: str) -> None:
+    made = policy(architecture)
+    first, again, other = answers(made, 1), answers(made, 1), answers(made, 2)
+    assert first == again
+    assert [done.token_ids for group in first for done in group] == [done.token_ids for group in again for done in group]
+    assert first != other
+    assert len(set(first[0])) > 1, "the completions of a group differ"
+
+
+def test_what_a_row_samples_does_not_depend_on_the_rows_beside_it() -> None:
+    whole = [done.token_ids for group in answers(stopping()) for done in group]
+    one_by_one = stopping()
+    one_by_one._batch_tokens = 1
+    assert [done.token_ids for group in answers(one_by_one) for done in group] == whole
+
+
+def test_nothing_is_drawn_from_or_done_to_the_global_generator() -> None:
+    made = policy()
+    before = torch.get_rng_state()
+    first = answers(made)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(7)
+    assert answers(made) == first
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_completions_say_how_they_ended(architecture: str) -> None:
+    made = stopping(architecture)
+    done = [completion for group in answers(made, group_size=8) for completion in group]
+    assert {completion.finish for completion in done} == {"stop", "length"}
+    for completion in done:
+        stopped = completion.finish == "stop"
+        assert (completion.token_ids[-1] in made.end_ids) == stopped
+        assert not set(completion.token_ids[:-1]) & made.end_ids, "nothing follows an end token"
+        assert stopped or completion.tokens == made.max_new_tokens
+        assert completion.tokens == len(completion.token_ids) == len(completion.token_logprobs)
+        assert completion.logprob == pytest.approx(sum(completion.token_logprobs))
+        spoken = completion.token_ids[:-1] if stopped else completion.token_ids
+        assert completion.text == made.tokenizer.decode(spoken, skip_special_tokens=True)
+
+
+def ranks(made: Policy, groups: list[tuple[Completion, ...]], temperature: float) -> torch.Tensor:
+    """Where each sampled token fell in the cumulative distribution, likely tokens first, that the model alone gives it, without
+    cache or other prompts: uniform between 0 and 1 if every token was drawn from that distribution, given those before it."""
+    inside, found = torch.Generator().manual_seed(7), []
+    for question, group in zip(QUESTIONS, groups, strict=True):
+        prompt = made.prompt_ids(question.prompt)
+        ids_GS = torch.tensor([prompt + list(done.token_ids) for done in group])
+        with torch.no_grad():
+            probs_GTV = (made.model(input_ids=ids_GS).logits[:, len(prompt) - 1 : -1] / temperature).double().softmax(-1)
+        sorted_GTV, order_GTV = probs_GTV.sort(-1, descending=True)
+        place_GT1 = (order_GTV == ids_GS[:, len(prompt) :, None]).int().argmax(-1, keepdim=True)
+        upper_GT, share_GT = (each.gather(-1, place_GT1)[..., 0] for each in (sorted_GTV.cumsum(-1), sorted_GTV))
+        found.append(upper_GT - share_GT * torch.rand(share_GT.shape, generator=inside, dtype=torch.float64))
+    return torch.cat([each.flatten() for each in found])
+
+
+def distance_from_uniform(values_N: torch.Tensor) -> float:
+    """Kolmogorov-Smirnov's, times the root of the number of values: above 1.63 once in a hundred times if they are uniform."""
+    steps_N = torch.arange(1, len(values_N) + 1, dtype=torch.float64) / len(values_N)
+    return (values_N.sort().values - steps_N).abs().max().item() * len(values_N) ** 0.5
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tokens_are_drawn_from_the_distribution_of_the_model_alone(architecture: str, packed: bool) -> None:
+    temperature = 0.7
+    made = policy(architecture, max_new_tokens=5, temperature=temperature)
+    decoder = made.decoder if packed else None
+    assert decoder is not None or not packed
+    made._sampler = replace(made._sampler, decoder=decoder, end_ids=frozenset())
+    groups = answers(made, seed=5, group_size=400)
+    found = ranks(made, groups, temperature)
+    assert len(found) == 3 * 400 * 5
+    assert distance_from_uniform(found) < 1.63
+    assert distance_from_uniform(ranks(made, groups, temperature * 0.9)) > 1.63, "the test would not see a wrong distribution"
+
+
+def test_dropout_is_off() -> None:
+    made = policy("gpt2")
+    assert made.model.config.resid_pdrop > 0
+    assert not made.model.training
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_takes_the_most_likely_token(architecture: str) -> None:
+    made = policy(architecture)
+    expected = []
+    for question in QUESTIONS:
+        ids = made.prompt_ids(question.prompt)
+        spoken: list[int] = []
+        for _ in range(made.max_new_tokens):
+            with torch.no_grad():
+                token = made.model(input_ids=torch.tensor([ids + spoken])).logits[0, -1].argmax().item()
+            if token in made.end_ids:
+                break
+            spoken.append(token)
+        expected.append(made.tokenizer.decode(spoken, skip_special_tokens=True))
+    assert made.greedy(QUESTIONS) == expected
+
+
+def test_no_questions_no_completions() -> None:
+    assert list(policy().answer([], 4, 1)) == []
+    assert policy().greedy([]) == []
+
+
+def test_a_batch_that_does_not_fit_is_sampled_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = policy()
+    expected = answers(made)
+    compute, sizes = LeanDecoder.__call__, []
+
+    def limited(self, embedded, positions, pattern, wanted=None):
+        sizes.append(len(embedded))
+        if isinstance(pattern, Growing) and len(embedded) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(self, embedded, positions, pattern, wanted)
+
+    monkeypatch.setattr(LeanDecoder, "__call__", limited)
+    halved = answers(made)
+    assert [[done.token_ids for done in group] for group in halved] == [[done.token_ids for done in group] for group in expected]
+    assert max(sizes) > 4
+    with pytest.raises(ModelError, match="NUM_GENERATIONS"):
+        list(made.answer(QUESTIONS[:1], 5, 1))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_decoder_that_is_not_frozen_samples_the_same(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    made = policy(architecture)
+    expected = answers(made)
+    monkeypatch.setattr(LeanDecoder, "frozen", lambda self, length: self)
+    assert [[done.token_ids for done in group] for group in answers(made)] == [
+        [done.token_ids for done in group] for group in expected
+    ]
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory() -> None:
+    assert out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    assert out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_a_chat_template_is_used_where_there_is_one() -> None:
+    made = policy()
+    text = made.tokenizer.decode(made.prompt_ids("7?"))
+    assert text == f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n7?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_without_system_role_gets_the_instruction_from_the_user() -> None:
+    tokenizer = chat_tokenizer(NO_SYSTEM_TEMPLATE)
+    made = Policy(llama(len(tokenizer)), tokenizer, max_new_tokens=4)
+    text = made.tokenizer.decode(made.prompt_ids("7?"))
+    assert text == f"<|im_start|>user\n{SYSTEM_PROMPT}\n\n7?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_tokenizer_without_template_or_pad_token_gets_the_plain_form() -> None:
+    made = policy("gpt2")
+    assert made.tokenizer.pad_token_id is None
+    assert made.tokenizer.decode(made.prompt_ids("7?")) == PLAIN_PROMPT.format(system=SYSTEM_PROMPT, prompt="7?")
+    assert made.prompt_ids("7?")[-1] not in made.end_ids
+
+
+def test_the_instruction_asks_for_what_the_verifier_reads() -> None:
+    assert "<answer>" in SYSTEM_PROMPT
+    assert "</answer>" in SYSTEM_PROMPT
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_peers_text_is_encoded_with_the_own_tokenizer(architecture: str) -> None:
+    made = policy(architecture)
+    plain = tuple(made.tokenizer.encode("The answer", add_special_tokens=False))
+    assert made.completion_ids(Completion("The answer", finish="stop")) == ((*plain, made.end_id), True)
+    assert made.completion_ids(Completion("The answer", finish="length")) == (plain, True)
+    assert made.completion_ids(Completion("The answer", finish="whatever")) == (plain, True)
+    assert made.completion_ids(Completion("", finish="stop")) == ((made.end_id,), True)
+    ids, whole = made.completion_ids(Completion("The answer is 42. " * 9, finish="stop"))
+    assert (len(ids), ids[-1] == made.end_id, whole) == (made.max_new_tokens, False, False)
+
+
+def test_of_a_very_long_text_the_rest_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, lengths = policy(), list[int]()
+    encode = made.tokenizer.encode
+    monkeypatch.setattr(made.tokenizer, "encode", lambda text, **options: (lengths.append(len(text)), encode(text, **options))[1])
+    ids, whole = made.completion_ids(Completion("9" * 200_000, finish="stop"))
+    assert (len(ids), whole) == (made.max_new_tokens, False)
+    assert lengths == [made.max_new_tokens * LONGEST_TOKEN]
+
+
+def test_own_ids_are_not_encoded_again() -> None:
+    own = Completion("The answer", token_ids=(5, 6), token_logprobs=(-1.0, -1.0))
+    assert policy().completion_ids(own) == ((5, 6), True)
+
+
+def test_a_peer_cannot_spell_special_tokens() -> None:
+    made = policy()
+    ids, _ = made.completion_ids(Completion("<|im_end|>", finish="length"))
+    assert not set(ids) & made.end_ids
+    assert made.tokenizer.decode(ids) == "<|im_end|>"
+    assert made.end_id in made.tokenizer.encode("<|im_end|>"), "the own templates still can"
+
+
+def test_the_end_token_of_a_peers_text_is_the_one_that_ends_a_turn() -> None:
+    tokenizer = chat_tokenizer()
+    tokenizer.eos_token = "<|pad|>"  # as with Gemma, whose turns end with another token than its texts
+    model = llama(len(tokenizer))
+    model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    made = Policy(model, tokenizer, max_new_tokens=4)
+    assert made.end_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert made.end_ids == {made.end_id, tokenizer.eos_token_id}
+
+
+def test_a_prompt_that_cannot_fit_is_an_error_at_the_start() -> None:
+    made = policy(max_new_tokens=12)
+    longest = max(len(made.prompt_ids(question.prompt)) for question in QUESTIONS)
+    made.context_tokens = longest + 12
+    made.check_fits(QUESTIONS)
+    made.context_tokens -= 1
+    with pytest.raises(ModelError, match=f"{longest} tokens.*MAX_NEW_TOKENS 12.*lower MAX_NEW_TOKENS"):
+        made.check_fits(QUESTIONS)
+    assert [made.fits(question) for question in QUESTIONS] == [True, False, True]
+    made.check_fits([])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_context_is_known(architecture: str) -> None:
+    assert policy(architecture).context_tokens == 512
+
+
+@pytest.mark.parametrize(("setting", "value"), [("max_new_tokens", 0), ("temperature", 0.0), ("top_p", 0.0), ("top_p", 1.5)])
+def test_settings_that_cannot_work_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=setting.upper()):
+        policy(**{setting: value})
+
+
+def test_a_tokenizer_without_end_token_is_refused() -> None:
+    tokenizer = plain_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="end-of-sequence"):
+        Policy(llama(len(tokenizer)), tokenizer, max_new_tokens=4)
+
+
+def test_rewards_can_be_set_without_losing_the_ids() -> None:
+    done = answers(policy())[0][0]
+    assert replace(done, reward=1.0).token_ids == done.token_ids

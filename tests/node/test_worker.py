@@ -1,0 +1,383 @@
+"""The worker loop in this process, on a memory store and a virtual clock."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm.clock import Clock
+from rl_swarm.errors import CheckpointError
+from rl_swarm.node.journal import Journal
+from rl_swarm.node.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
+from rl_swarm.rollout import Question, decode
+from rl_swarm.runs import progress
+from rl_swarm.store import Store
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.pace import PATIENCE_INTERVALS
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
+from tests.support.clocks import VirtualClock
+from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
+
+LAYOUT = Layout("trial")
+
+
+def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
+    parts = {name: more.pop(name) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate") if name in more}
+    settings = replace(WorkerSettings(node_id, max_rounds=5, own_count=2, group_size=4), **more)
+    publisher = Publisher(store, tmp_path / node_id, clock, background=False)
+    tasks = StandInTasks(node_id)
+    defaults: dict[str, Any] = {"policy": StandInPolicy(), "trainer": StandInTrainer(), "checkpoints": StandInCheckpoints()}
+    return Worker(
+        settings,
+        tasks=tasks,
+        rounds=Rounds(store, LAYOUT),
+        exchange=Exchange(store, LAYOUT, publisher, tasks.verify, clock, ExchangeSettings(node_id)),
+        publisher=publisher,
+        journal=Journal(store, LAYOUT, node_id, publisher, clock, console=None),
+        clock=clock,
+        **(defaults | parts),
+    )
+
+
+def finish(worker: Worker) -> list[dict[str, Any]]:
+    worker.journal.flush()
+    return progress.metrics(worker.journal.store, LAYOUT, worker.settings.node_id)
+
+
+def announce(store: Store, number: int) -> None:
+    Rounds(store, LAYOUT).announce(Announcement(number, "boss", "s", 1, 0.0, [], []))
+
+
+def test_alone_it_never_waits_and_does_every_round(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    began = clock.now
+    worker = make(store, tmp_path, clock)
+    assert worker.run() == "complete"
+    rows = finish(worker)
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert clock.now == began
+    for row in rows:
+        reward = read_reward(store, LAYOUT, row["round"], "me")
+        assert reward is not None
+        assert reward.reward == row["reward"] == 0.5
+        assert len(decode(store.get(LAYOUT.bundle(row["round"], "me"), limit=1 << 24)).rollouts) == 2
+
+
+def test_the_reward_counts_own_rollouts_only(tmp_path: Path) -> None:
+    class Hopeless(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for group in super().answer(questions, group_size, seed):
+                yield tuple(replace(done, text="no idea") for done in group)
+
+    store, clock = MemoryStore(), VirtualClock()
+    make(store, tmp_path, clock, node_id="clever").run()
+    worker = make(store, tmp_path, clock, policy=Hopeless(), external_count=2)
+    worker.run()
+    rows = finish(worker)
+    assert {row["reward"] for row in rows} == {0.0}
+    assert sum(row["external_used"] for row in rows) > 0
+
+
+def test_j_0_reads_nothing_of_peers_and_learns_the_same_as_without_a_swarm(tmp_path: Path) -> None:
+    alone = make(MemoryStore(), tmp_path / "1", VirtualClock())
+    alone.run()
+    store = MemoryStore()
+    make(store, tmp_path / "2", VirtualClock(), node_id="peer", max_rounds=1).run()
+    among = make(store, tmp_path / "3", VirtualClock())
+    among.run()
+    assert among.trainer.state() == alone.trainer.state()
+
+
+def test_it_follows_the_newest_announced_round(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    for number in range(4):
+        announce(store, number)
+    worker = make(store, tmp_path, clock)
+    worker.run()
+    assert [row["round"] for row in finish(worker)] == [3, 4]
+
+
+def test_a_missing_coordinator_costs_time_once(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    announce(store, 0)
+    began = clock.now
+    worker = make(store, tmp_path, clock, round_interval=60.0)
+    worker.run()
+    waited = clock.now - began
+    assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
+    assert PATIENCE_INTERVALS * 60 <= waited < PATIENCE_INTERVALS * 60 + 2
+    gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
+    assert [row["data"]["round"] for row in gone] == [1]
+
+
+def test_hearing_of_a_round_makes_it_wait_again(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    announce(store, 0)
+
+    class Announcing(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            if self.policy_version == 2:
+                announce(store, 1)
+            return super().update(batch)
+
+    worker = make(store, tmp_path, clock, trainer=Announcing())
+    worker.run()
+    worker.journal.flush()
+    gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
+    assert [row["data"]["round"] for row in gone] == [1, 3]
+
+
+def test_a_stop_leaves_the_round_as_if_it_had_not_begun(tmp_path: Path) -> None:
+    stop = Stop()
+
+    class Stopping(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            if worker.totals["rounds"] == 3:
+                stop.requested = True
+            return super().answer(questions, group_size, seed)
+
+    store, clock, checkpoints = MemoryStore(), VirtualClock(), StandInCheckpoints()
+    worker = make(store, tmp_path, clock, policy=Stopping(), stop=stop, checkpoints=checkpoints)
+    assert worker.run() == "stopped"
+    worker.journal.flush()
+    again = make(store, tmp_path, clock, checkpoints=checkpoints)
+    assert again.run() == "complete"
+    straight = make(MemoryStore(), tmp_path / "straight", VirtualClock())
+    straight.run()
+    assert again.trainer.state() == straight.trainer.state()
+    assert [row["round"] for row in finish(again)] == [0, 1, 2, 3, 4]
+
+
+def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_are_skipped(tmp_path: Path) -> None:
+    saved, evaluated = [], []
+
+    class Recording(StandInCheckpoints):
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            saved.append(round)
+
+    def evaluate(number: int) -> dict[str, float]:
+        evaluated.append(number)
+        return {"held_out": 0.5}
+
+    worker = make(
+        MemoryStore(),
+        tmp_path,
+        VirtualClock(),
+        checkpoints=Recording(),
+        evaluate=evaluate,
+        max_rounds=11,
+        checkpoint_interval=4,
+        eval_interval=5,
+    )
+    worker.run()
+    assert saved == [4, 8, 11]
+    assert evaluated == [0, 5, 10]
+    assert [row["round"] for row in finish(worker) if "held_out" in row] == [4, 9]
+
+
+def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
+    class Perfect(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for question, group in zip(questions, super().answer(questions, group_size, seed), strict=True):
+                yield tuple(replace(done, text=f"<answer>{question.answer}</answer>") for done in group)
+
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Perfect(), max_rounds=BARREN_ROUNDS + 3)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
+
+
+def test_a_stop_is_obeyed_between_two_groups_of_answers(tmp_path: Path) -> None:
+    worker, scored = make(MemoryStore(), tmp_path, VirtualClock(), own_count=8), 0
+
+    def score_all(question: Question, texts: Sequence[str]) -> list[float]:
+        nonlocal scored
+        scored += 1
+        worker.stop.requested = True
+        return [0.0] * len(texts)
+
+    worker.tasks.score_all = score_all  # type: ignore[method-assign]
+    assert worker.run() == "stopped"
+    assert scored == 1
+    assert finish(worker) == []
+
+
+def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) -> None:
+    class FullDisk(StandInCheckpoints):
+        full = True
+
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            if self.full:
+                raise CheckpointError("no space left")
+            super().save(round, node_state, trainer_state)
+
+    checkpoints, clock = FullDisk(), VirtualClock()
+    worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=1)
+    with pytest.raises(CheckpointError):
+        worker.run()
+    assert clock.monotonic() >= LAST_SAVE_SECONDS
+    assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
+    checkpoints.full = False
+    make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=checkpoints).run()
+    assert checkpoints.saved is not None
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_last_checkpoint_waits_for_room_unless_a_stop_is_asked_for(tmp_path: Path, stopped: bool) -> None:
+    stop, clock = Stop(), VirtualClock()
+
+    class FullForAWhile(StandInCheckpoints):
+        tries = 0
+
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+            self.tries += 1
+            stop.requested = stopped
+            if self.tries < 4:
+                raise CheckpointError("no space left")
+            super().save(round, node_state, trainer_state)
+
+    checkpoints = FullForAWhile()
+    worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=100, stop=stop)
+    if stopped:
+        with pytest.raises(CheckpointError):
+            worker.run()
+        assert checkpoints.tries == 1
+    else:
+        assert worker.run() == "complete"
+        assert checkpoints.tries == 4
+
+
+def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agree(tmp_path: Path) -> None:
+    stop, checkpoints = Stop(), StandInCheckpoints()
+
+    class Stopping(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            stop.requested = self.policy_version == 1
+            return super().update(batch)
+
+    def evaluate(number: int) -> dict[str, float]:
+        return {"held_out": 0.5}
+
+    worker = make(
+        MemoryStore(),
+        tmp_path,
+        VirtualClock(),
+        trainer=Stopping(),
+        stop=stop,
+        checkpoints=checkpoints,
+        evaluate=evaluate,
+        eval_interval=2,
+    )
+    assert worker.run() == "stopped"
+    restored = checkpoints.newest()
+    assert restored is not None
+    assert (restored[0], restored[2]["version"]) == (2, 2)
+
+
+def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> None:
+    stop = Stop()
+    stop.requested = True
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda number: {"held_out": 0.0}, eval_interval=1)
+    assert worker.run() == "stopped"
+
+
+GOOD: dict[str, Any] = {
+    "tasks": {"cursor": 8},
+    "exchange": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
+    "totals": {"rounds": 3},
+    "barren": 1,
+    "evaluated_at": 2,
+}
+
+
+def changed(**members: Any) -> dict[str, Any]:
+    return {**GOOD, **members}
+
+
+STANDING = {"good": True, "faults": 0, "mutes": 0, "until": 0, "reason": ""}
+HOSTILE: dict[str, Any] = {
+    "nothing": {},
+    "no dictionary": [1, 2],
+    "no words": None,
+    "a member too few": {name: value for name, value in GOOD.items() if name != "exchange"},
+    "a member too many": changed(more=1),
+    "no exchange": changed(exchange={}),
+    "an exchange with more": changed(exchange=GOOD["exchange"] | {"more": 1}),
+    "rounds that are texts": changed(exchange=GOOD["exchange"] | {"used": {"a": "b"}}),
+    "a standing that is none": changed(exchange=GOOD["exchange"] | {"standings": {"w1": {"good": 1}}}),
+    "a power beyond reason": changed(exchange=GOOD["exchange"] | {"standings": {"w1": STANDING | {"mutes": 10**12}}}),
+    "more peers than are remembered": changed(exchange=GOOD["exchange"] | {"standings": {str(n): STANDING for n in range(2049)}}),
+    "negative totals": changed(totals={"rounds": -1}),
+    "barren for ever": changed(barren=10**6),
+    "an evaluation to come": changed(evaluated_at=4),
+    "truth for a number": changed(barren=True),
+}
+
+
+class Shelf(StandInCheckpoints):
+    """Two checkpoints, of which the newer one is what somebody made of it."""
+
+    def __init__(self, node_state: Any) -> None:
+        super().__init__()
+        self.candidates = [(3, node_state), (2, changed(evaluated_at=0))]
+        self.refused: list[str] = []
+
+    def restore(self, apply: Any) -> int | None:
+        for number, node_state in self.candidates:
+            try:
+                apply(number, node_state, {"version": number, "weights": number})
+                return number
+            except CheckpointError as error:
+                self.refused.append(str(error))
+        return None
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+def test_a_node_state_that_is_none_is_refused_and_the_one_before_is_taken(harm: str, tmp_path: Path) -> None:
+    shelf = Shelf(HOSTILE[harm])
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), checkpoints=shelf)
+    assert worker._begin() == 2
+    assert len(shelf.refused) == 1 and "\n" not in shelf.refused[0]
+    assert worker.trainer.state() == {"version": 2, "weights": 2}
+    assert (worker.totals, worker._barren, worker.exchange.used) == ({"rounds": 3}, 1, {"a/1/0/0": 1})
+
+
+@pytest.mark.parametrize("part", ["tasks", "exchange", "trainer"])
+def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_path: Path) -> None:
+    worker = make(MemoryStore(), tmp_path, VirtualClock())
+    before = worker.tasks.state(), worker.exchange.state(), worker.trainer.state()
+    restore = getattr(worker, part).restore
+
+    def refuse(state: Any) -> None:
+        getattr(worker, part).restore = restore
+        raise CheckpointError("not this one")
+
+    getattr(worker, part).restore = refuse
+    with pytest.raises(CheckpointError, match="not this one"):
+        worker._resume(3, GOOD, {"version": 9, "weights": 9})
+    assert (worker.tasks.state(), worker.exchange.state(), worker.trainer.state()) == before
+    assert (worker.totals, worker._barren, worker._saved_at) == ({}, 0, 0)
+
+
+def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
+    class Discounting(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            number, share = self.policy_version, 6.0 if self.policy_version < 60 else 2.0
+            weighed = {} if number % 2 else {"external_weighed": 8.0, "external_discounted": share}
+            return super().update(batch) | weighed
+
+    store = MemoryStore()
+    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * DISCOUNTED_ROUNDS + 5)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    worker.journal.flush()
+    assert sum("most completions of peers counted for nothing" in line for line in said) == 1
+    rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
+    assert rows == [{"round": 2 * DISCOUNTED_ROUNDS - 2, "rounds": DISCOUNTED_ROUNDS}]

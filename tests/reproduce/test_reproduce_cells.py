@@ -1,0 +1,136 @@
+"""Cells with the real model: the same rows twice, a frozen policy that shows nothing, the command that is stopped and goes on."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pvariance
+
+import pytest
+import torch
+
+from rl_swarm.reproduce.analysis import analyse
+from rl_swarm.reproduce.cell import quantise, run_cell
+from rl_swarm.reproduce.plan import Arm, Cell, arms_of, find_preset
+from rl_swarm.reproduce.report import write_report
+from rl_swarm.reproduce.results import CellResult
+from rl_swarm.reproduce.split import parse_split
+
+NANO = find_preset("nano")
+SETTINGS = {**NANO.settings, "TASKS": "easy", "EVAL_INTERVAL": "0"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run(split: str, rounds: int, nodes: int, seed: int = 201, arm: Arm | None = None, **settings: str) -> CellResult:
+    arm = arm or Arm(split, parse_split(split), nodes)
+    return run_cell(Cell(arm, seed, rounds, {**SETTINGS, **settings}, {}))
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """A CSV file without its columns of times."""
+    rows = csv.DictReader(path.read_text().splitlines())
+    return [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+
+
+def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        cells = [run(split, rounds=3, nodes=3, EVAL_INTERVAL="2") for split in ("8/0", "4/4")]
+        write_report(analyse(cells, "4/4"), tmp_path / name, about="", command="", rule="", settings={}, versions={})
+    for file in ("rounds.csv", "cells.csv"):
+        first, second = (table(tmp_path / name / file) for name in ("first", "second"))
+        assert first == second
+    other = run("4/4", rounds=3, nodes=3, seed=202)
+    assert [row.reward for row in other.rows] != [row.reward for row in cells[1].rows]
+    assert len({row.tokens for row in other.rows}) > 1
+
+
+def test_a_frozen_policy_shows_nothing_in_our_measure_and_a_rise_in_the_mixed_one() -> None:
+    frozen = {split: run(split, rounds=8, nodes=4, LEARNING_RATE="0") for split in ("8/0", "4/0", "4/4", "2/0", "2/6")}
+    own = {split: [row.reward for row in found.rows] for split, found in frozen.items()}
+    mixed = {split: fmean(row.mixed for row in found.rows) for split, found in frozen.items()}
+    for sharing, alone in (("4/4", "4/0"), ("2/6", "2/0")):
+        assert own[sharing] == own[alone], "what peers wrote has no part in our measure, to the last digit"
+        assert sum(row.external_used for row in frozen[sharing].rows) > 0
+        # Another I is another sample of the same policy: three standard errors, which the mixed measure exceeds by far.
+        error = sum(pvariance(own[each]) / len(own[each]) for each in ("8/0", sharing)) ** 0.5
+        assert abs(fmean(own[sharing]) - fmean(own["8/0"])) < 3 * error
+        assert mixed[sharing] - mixed["8/0"] > 4 * error and mixed[sharing] > 1.8 * mixed["8/0"]
+    assert mixed["8/0"] == pytest.approx(fmean(own["8/0"]))
+
+
+def test_an_adaptive_swarm_changes_i_and_j_together() -> None:
+    arm = Arm("adaptive", parse_split("4/4"), 4, adaptive=True)
+    found = run("4/4", rounds=4, nodes=4, arm=arm, LEARNING_RATE="0")
+    assert all(row.own_wanted + row.external_wanted == 8 for row in found.rows)
+    assert len({row.own_wanted for row in found.rows}) > 1
+    assert {row.own_wanted for row in found.rows if row.round == 0} == {4}
+
+
+@pytest.mark.slow
+def test_a_mixed_swarm_has_two_kinds_of_model_that_learn_from_each_other() -> None:
+    mixed = next(arm for arm in arms_of(NANO, ["models"]) if arm.models and arm.split.external)
+    found = run("4/4", rounds=8, nodes=2, arm=replace(mixed, nodes=2), NUM_GENERATIONS="16")
+    assert {author for row in found.rows for author in row.authors} == {"node_01", "node_02"}
+
+
+def test_a_quantised_model_is_another_model_with_few_levels() -> None:
+    layer = torch.nn.Linear(8, 8)
+    before = layer.weight.detach().clone()
+    quantise(layer)
+    assert 2 < len(layer.weight.unique()) <= 15
+    assert 0 < (layer.weight - before).abs().max() <= before.abs().max() / 14 + 1e-6
+
+
+def reproduce(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rl_swarm.cli", "reproduce", "--quick", "--output", str(folder), *more]
+    environment = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    cells = tmp_path / "cells"
+    first = reproduce(tmp_path, "--parallel", "1")
+    while first.poll() is None and not list(cells.glob("*.json")):
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=120)
+    done = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    assert first.returncode == 130 and f"stopped: {len(done)} of 4 cells are done" in said, said
+    assert not (tmp_path / "report.html").exists()
+    assert {path.suffix for path in cells.iterdir()} <= {".json", ".log"}, "nothing half-done is left"
+    second = reproduce(tmp_path)
+    said, _ = second.communicate(timeout=600)
+    assert second.returncode == 0, said
+    after = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    assert len(after) == 4 and done.items() <= after.items(), "a finished cell was run again"
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [arm["seeds"] for arm in written["arms"]] == [[201, 202], [201, 202]]
+    assert written["sentences"][0] in said and "no proof either way" in said
+    assert all(arm["held_out"] is not None for arm in written["arms"])
+
+
+def test_a_wrong_setting_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    for flags, told in (
+        (("--seed", "3"), "--seeds"),
+        (("--tasks", "gcd,,"), "TASKS"),
+        (("--learning-rate", "-1"), "LEARNING_RATE"),
+    ):
+        done = reproduce(tmp_path / "never", *flags)
+        said, _ = done.communicate(timeout=60)
+        assert done.returncode == 2 and told in said, said
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_cell_that_fails_ends_the_command_with_its_last_line(tmp_path: Path) -> None:
+    done = reproduce(tmp_path, "--rounds", "1", "--nodes", "1", "--seeds", "1", "--model-name", "./no-such-model")
+    said, _ = done.communicate(timeout=120)
+    assert done.returncode == 1 and "no-such-model" in said and "Traceback" not in said, said

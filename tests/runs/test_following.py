@@ -1,0 +1,238 @@
+"""Following a run: what is new is read once, what is foreign is left out, and looking again costs nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_swarm.clock import Clock
+from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Measured, Moment, Tail, mean_curve, pick, published, valid
+from rl_swarm.store import Store
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.publisher import Publisher
+from tests.node.test_journal import make as make_journal
+from tests.support.clocks import VirtualClock
+from tests.support.sample_run import HOSTILE, LAYOUT, ROUND_SECONDS, SampleRun
+
+KEY = LAYOUT.log("me", "metrics.jsonl")
+
+
+@pytest.fixture(params=["disk", "mount", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    (tmp_path / "store").mkdir()
+    if request.param == "memory":
+        return MemoryStore(clock=VirtualClock())
+    return FolderStore(tmp_path / "store", VirtualClock(), local=request.param == "disk")
+
+
+def disk(tmp_path: Path) -> FolderStore:
+    (tmp_path / "store").mkdir()
+    return FolderStore(tmp_path / "store", VirtualClock(), local=True)
+
+
+def rounds(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["round"] for row in rows]
+
+
+def test_each_row_is_read_once_however_journals_are_kept(store: Store, tmp_path: Path) -> None:
+    clock: Clock = VirtualClock()
+    tail, seen = Tail(store, KEY), []
+    for life in range(2):
+        journal = make_journal(store, tmp_path, clock)
+        for number in range(3):
+            journal.metrics({"round": 3 * life + number})
+            journal.flush()
+            clock.sleep(5)
+            anew, rows = tail.look()
+            seen = rounds(rows) if anew else seen + rounds(rows)
+            assert seen == list(range(3 * life + number + 1))
+            assert tail.look() == (False, [])
+        journal.merge(60.0)
+        anew, rows = tail.look()
+        assert (rounds(rows) if anew else seen + rounds(rows)) == seen, "merged segments are the same rows"
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    path = store.root / KEY
+    path.parent.mkdir(parents=True)
+    tail = Tail(store, KEY)
+    assert tail.look() == (False, [])
+    path.write_text('{"round": 0}\n{"rou')
+    assert rounds(tail.look()[1]) == [0]
+    with path.open("a") as file:
+        file.write('nd": 1}\n')
+    assert tail.look() == (False, [{"round": 1}])
+
+
+def test_a_journal_that_was_rewound_is_read_anew(tmp_path: Path) -> None:
+    store, clock = disk(tmp_path), VirtualClock()
+    journal, tail = make_journal(store, tmp_path, clock), Tail(store, KEY)
+    for number in range(5):
+        journal.metrics({"round": number})
+    tail.look()
+    journal.rewind(3)
+    clock.now += 1
+    for number in range(3, 8):
+        journal.metrics({"round": number})
+    anew, rows = tail.look()
+    assert anew
+    assert rounds(rows) == list(range(8))
+
+
+def test_a_run_is_followed_round_by_round(store: Store, tmp_path: Path) -> None:
+    run = SampleRun(store, tmp_path)
+    following = Following(store, LAYOUT, max_rounds=16)
+    assert following.look().rounds_done == 0
+    for done in range(1, 6):
+        run.play(1)
+        moment = following.look()
+        assert moment.rounds_done == done
+        rows = [[json.loads(line) for line in text.splitlines()] for text in metrics_texts(store)]
+        means = [sum(node[number]["reward"] for node in rows) / 3 for number in range(done)]
+        assert [reward for _, reward in moment.curve] == pytest.approx(means)
+        for node, own in zip(moment.nodes[1:], rows, strict=True):
+            assert node.last is not None
+            assert node.reward == pytest.approx(sum(row["reward"] for row in own[-5:]) / len(own[-5:]))
+            assert (node.last.own_used, node.last.external_used) == (own[-1]["own_used"], own[-1]["external_used"])
+    assert [(node.node_id, node.role) for node in moment.nodes] == [
+        ("boss", "coordinator"),
+        *((f"w{n}", "worker") for n in (1, 2, 3)),
+    ]
+    assert moment.nodes[0].doing == "waiting for 3 workers"
+    assert moment.pace == pytest.approx(ROUND_SECONDS)
+
+
+def metrics_texts(store: Store) -> list[str]:
+    """Read apart from the package: the documented file, or the segments in order."""
+    texts = []
+    for node_id in ("w1", "w2", "w3"):
+        key = LAYOUT.log(node_id, "metrics.jsonl")
+        folder = key.removesuffix(".jsonl")
+        keys = [f"{folder}/{name}" for name in store.list(folder)] or [key]
+        texts.append("".join(store.get(key, limit=1 << 24).decode() for key in keys))
+    return texts
+
+
+def test_looking_again_reads_no_document_and_a_new_round_one_bundle(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    run = SampleRun(store, tmp_path).play(4)
+    reader = FolderStore(store.root, VirtualClock(), local=True)
+    following = Following(reader, LAYOUT, max_rounds=16)
+    following.look()
+    before, files = dict(reader.counts), 2 * len(store.list(LAYOUT.peers))
+    for _ in range(10):
+        following.look()
+    assert reader.counts["get"] <= before["get"] + 10 * files
+    assert reader.counts["bytes_in"] <= before["bytes_in"] + 10 * files * REMEMBERED_BYTES, "what it saw last, and nothing else"
+    run.play(1)
+    gets = reader.counts["get"]
+    following.look()
+    assert reader.counts["get"] == gets + files + 1
+
+
+def test_rows_that_no_node_would_write_are_left_out() -> None:
+    good = {"timestamp": 1.0, "round": 3, "reward": 0.5}
+    wrong: list[Any] = [
+        {**good, "round": "3"},
+        {**good, "round": -1},
+        {**good, "round": 10**15},
+        {**good, "reward": float("nan")},
+        {**good, "reward": float("inf")},
+        {**good, "reward": None},
+        {**good, "external_ids": "w1/0/0/0"},
+        {**good, "external_ids": [["w1"]]},
+        {"round": 3},
+        [],
+        None,
+        "text",
+    ]
+    assert valid([*wrong, good], Measured) == [Measured(1.0, 3, 0.5)]
+
+
+def test_a_hostile_journal_changes_nothing_but_its_own_row(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    run = SampleRun(store, tmp_path).play(2)
+    for name in ("metrics.jsonl", "training_events.jsonl"):
+        with (store.root / LAYOUT.log("w3", name)).open("ab") as file:
+            file.write(
+                b'\xff\xfe\n[1]\nnull\n{"round":{}}\n{"event_type":"state","data":"x"}\n{"event_type":"state","data":{"doing":7}}\n'
+            )
+    assert Following(store, LAYOUT, 16).look().rounds_done == run.done
+
+
+def test_bundles_that_cannot_be_read_are_as_if_they_were_not_there(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    SampleRun(store, tmp_path).play(1)
+    assert len(published(store, LAYOUT, 0, "w1")) == 2
+    path = store.root / LAYOUT.bundle(0, "w1")
+    path.write_bytes(path.read_bytes()[:-9])
+    assert published(store, LAYOUT, 0, "w1") == []
+    assert published(store, LAYOUT, 7, "w1") == []
+
+
+def rollout(*rewards: float, prompt: str = "q") -> Rollout:
+    return Rollout(Question(prompt), tuple(Completion(f"{reward}", reward) for reward in rewards), "w1", 0)
+
+
+def test_a_good_and_a_wrong_completion_are_of_one_question_where_there_is_one() -> None:
+    good, wrong = pick([rollout(0.0, 0.0, prompt="a"), rollout(1.0, 1.0, prompt="b"), rollout(0.2, 0.9, 0.1, prompt="c")])
+    assert good is not None and (good.prompt, good.reward) == ("c", 0.9)
+    assert wrong is not None and (wrong.prompt, wrong.reward) == ("c", 0.1)
+    good, wrong = pick([rollout(0.0, 0.1, prompt="a"), rollout(1.0, 1.0, prompt="b")])
+    assert good is not None and good.prompt == "b"
+    assert wrong is not None and wrong.prompt == "a"
+    assert pick([]) == (None, None)
+
+
+def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    run = SampleRun(store, tmp_path)
+    following = Following(store, LAYOUT, 16)
+    run.play(1)
+    first = following.look()
+    assert first.good is None, "nothing was right yet"
+    assert first.wrong is not None and first.wrong.text == HOSTILE
+    run.play(9)
+    last = following.look()
+    assert last.good is not None and (last.good.node_id, last.good.round, last.good.reward) == ("w3", 9, 1.0)
+    assert last.wrong is not None and last.wrong.prompt == last.good.prompt
+
+
+def measured(number: int, reward: float) -> Measured:
+    return Measured(float(number), number, reward)
+
+
+def test_the_newest_round_joins_the_curve_when_as_many_have_done_it_as_the_one_before() -> None:
+    first = {0: measured(0, 0.2), 1: measured(1, 0.4), 2: measured(2, 0.9)}
+    second = {0: measured(0, 0.4), 1: measured(1, 0.6)}
+    assert mean_curve([first, second]) == ((0, pytest.approx(0.3)), (1, pytest.approx(0.5)))
+    assert mean_curve([first, second | {2: measured(2, 0.1)}])[-1] == (2, pytest.approx(0.5))
+    assert mean_curve([]) == ()
+
+
+def test_time_left_follows_the_pace_of_the_last_rounds() -> None:
+    moment = Moment("e", 20, 10, 3.0, 100.0, (), (), None, None)
+    assert moment.seconds_left(100.0) == pytest.approx(30)
+    assert moment.seconds_left(102.0) == pytest.approx(28)
+    assert moment.seconds_left(1e9) == pytest.approx(27), "a round that takes long says nothing about the others"
+    assert moment.seconds_left(0.0) == pytest.approx(30), "clocks may disagree"
+    assert Moment("e", 20, 0, None, None, (), (), None, None).seconds_left(0.0) is None
+
+
+def test_a_pause_between_two_lives_does_not_spoil_the_pace(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    run = SampleRun(store, tmp_path).play(4)
+    run.clock.sleep(80_000)
+    run.play(4)
+    assert Following(store, LAYOUT, 16).look().pace == pytest.approx(ROUND_SECONDS)
+
+
+def test_foreign_files_among_the_registrations_are_no_nodes(tmp_path: Path) -> None:
+    store = disk(tmp_path)
+    SampleRun(store, tmp_path)
+    Publisher(store, tmp_path / "other", VirtualClock(), background=False).put(f"{LAYOUT.peers}/stranger.json", b"{}")
+    assert "stranger" not in {node.node_id for node in Following(store, LAYOUT, 16).look().nodes}

@@ -1,0 +1,271 @@
+"""The mistakes of earlier systems, and others as plausible, each as a patch on the shipped classes.
+
+They exist to prove that the simulation can see: a mutation that no invariant catches means that the invariants are too weak.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rl_swarm.document import seal
+from rl_swarm.errors import BadDocument, StoreAway
+from rl_swarm.node import coordinator as coordinator_module
+from rl_swarm.node import worker as worker_module
+from rl_swarm.node.coordinator import Coordinator
+from rl_swarm.node.worker import Worker
+from rl_swarm.runs.measures import batch_figures
+from rl_swarm.store.base import Store
+from rl_swarm.swarm import pace as pace_module
+from rl_swarm.swarm.exchange import Exchange
+from rl_swarm.swarm.pace import Pace
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    what: str
+    apply: Patch
+    caught_by: frozenset[str]  # at least one of these invariants must object
+    first_seed: int = 0  # where to begin looking: a seed that was known to show it, so that little time is spent on others
+
+
+def state_rewound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(self: Coordinator) -> int:
+        self.epoch = 1
+        return self._announce(0)
+
+    monkeypatch.setattr(Coordinator, "_begin", begin)
+
+
+def state_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def announce(self: Rounds, announcement: Announcement) -> Announcement:
+        self.store.rewrite(self.layout.round(announcement.round), seal(announcement))
+        return announcement
+
+    monkeypatch.setattr(Rounds, "announce", announce)
+    monkeypatch.setattr(Coordinator, "_begin", lambda self: self._announce(0))
+
+
+def generator_reseeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "generator", lambda *parts: random.Random(42))
+
+
+def same_seed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "key", lambda seed, node_id, number, purpose: seed + number)
+
+
+def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Exchange._unread
+
+    def unread(self: Exchange, round_number: int, ended: Any) -> Any:
+        return {file for file in original(self, round_number, ended) if file.round == round_number}
+
+    monkeypatch.setattr(Exchange, "_unread", unread)
+
+
+def swallowed_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Worker.play
+
+    def play(self: Worker, number: int) -> None:
+        try:
+            original(self, number)
+        except Exception as failure:
+            self.journal.say(f"something went wrong: {failure}")
+
+    monkeypatch.setattr(Worker, "play", play)
+
+
+def failed_publishing_reported_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Store.put
+
+    def put(self: Store, key: str, data: bytes) -> bool:
+        try:
+            return original(self, key, data)
+        except StoreAway:
+            return True
+
+    monkeypatch.setattr(Store, "put", put)
+
+
+def wrong_round_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Worker._submit
+    monkeypatch.setattr(Worker, "_submit", lambda self, own, number: original(self, own, number + 1))
+
+
+def every_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Pace.following
+    monkeypatch.setattr(Pace, "following", lambda self, number, waiting: original(self, number, waiting) + 1)
+
+
+def non_atomic_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(self: Publisher, key: str, data: bytes) -> None:
+        self.check()
+        path = self.folder / f"{self._next:012d}"
+        self._next += 1
+        whole = key.encode() + b"\n" + data
+        path.write_bytes(whole[: len(whole) // 2 + len(key)])
+        self.clock.sleep(0.5)
+        path.write_bytes(whole)
+        with self._wake:
+            self._queue.append(path)
+            self._wake.notify()
+
+    monkeypatch.setattr(Publisher, "put", put)
+
+
+def half_written_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publisher, "_settle", lambda self, *document: None)
+
+
+def half_a_file_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Exchange._look_into
+
+    def look_into(self: Exchange, file: Any, *rest: Any) -> bool:
+        looked = original(self, file, *rest)
+        self._read[file.key] = file.round
+        return looked
+
+    monkeypatch.setattr(Exchange, "_look_into", look_into)
+
+
+def bad_file_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Exchange._open
+
+    def opened(self: Exchange, data: bytes, file: Any) -> Any:
+        try:
+            return original(self, data, file)
+        except BadDocument as error:
+            raise ValueError("cannot read a peer's file") from error
+
+    monkeypatch.setattr(Exchange, "_open", opened)
+
+
+def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "PATIENCE_INTERVALS", float("inf"))
+
+
+def coordinator_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waiting_for(self: Coordinator, done: set[str], open_seconds: float, since_first: float | None) -> str:
+        return ", ".join(sorted(self.workers - done)) or ("" if done else "workers")
+
+    monkeypatch.setattr(Coordinator, "_waiting_for", waiting_for)
+
+
+def used_rollouts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exchange, "mark_used", lambda self, rollouts: None)
+
+
+def used_rollouts_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Exchange.state
+    monkeypatch.setattr(Exchange, "state", lambda self: original(self) | {"used": {}, "trained": []})
+
+
+def checkpoint_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Worker._begin
+
+    def begin(self: Worker) -> int:
+        restored = self.checkpoints.restore(lambda *state: None)
+        self.checkpoints.restore = lambda apply: None  # type: ignore[method-assign]
+        number = original(self)
+        return max(number, restored or 0)
+
+    monkeypatch.setattr(Worker, "_begin", begin)
+
+
+def achieved_is_what_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = batch_figures
+
+    def figures(batch: Any, number: int) -> dict[str, Any]:
+        return original(batch, number) | {"external_used": 4}
+
+    monkeypatch.setattr(worker_module, "batch_figures", figures)
+
+
+def retention_too_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Worker.play
+
+    def play(self: Worker, number: int) -> None:
+        original(self, number)
+        try:
+            self.exchange.store.delete(self.exchange.layout.bundle(number - 1, self.settings.node_id))
+        except StoreAway:
+            return
+
+    monkeypatch.setattr(Worker, "play", play)
+
+
+def rows_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Worker._submit
+
+    def submit(self: Worker, own: Any, number: int) -> float:
+        reward = original(self, own, number)
+        twice = Reward(self.settings.node_id + ".again", number, reward, 1, self.clock.wall())
+        self.publisher.put(self.rounds.layout.reward(number, twice.peer_id), seal(twice))
+        return reward
+
+    monkeypatch.setattr(Worker, "_submit", submit)
+
+
+def rounds_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Coordinator._announce
+    monkeypatch.setattr(coordinator_module.Coordinator, "_announce", lambda self, number: original(self, number + 1))
+
+
+MUTATIONS = [
+    Mutation("state_rewound", "a coordinator that is started again begins with round 0", state_rewound, frozenset({"rounds"})),
+    Mutation("state_overwritten", "starting again rewrites the state of a live run", state_overwritten, frozenset({"rounds"})),
+    Mutation(
+        "generator_reseeded", "the choice of rollouts is seeded anew at every call", generator_reseeded, frozenset({"chance"})
+    ),
+    Mutation("same_seed_everywhere", "seeds made by adding: all nodes sample alike", same_seed_everywhere, frozenset({"chance"})),
+    Mutation("same_round_only", "only this round's rollouts are looked for", same_round_only, frozenset({"heard"})),
+    Mutation("swallowed_exception", "an exception in a round is logged and forgotten", swallowed_exception, frozenset({"outcome"})),
+    Mutation(
+        "failed_publishing",
+        "publishing fails and reports success",
+        failed_publishing_reported_as_success,
+        frozenset({"handed_over", "rewards"}),
+    ),
+    Mutation("wrong_round_number", "rewards are published under the next number", wrong_round_number, frozenset({"rounds"})),
+    Mutation("every_second_round", "workers leave out every second round", every_second_round, frozenset({"rounds"})),
+    Mutation(
+        "non_atomic_write",
+        "the spool is written in two steps",
+        non_atomic_write,
+        frozenset({"handed_over", "rewards", "outcome"}),
+        17,
+    ),
+    Mutation(
+        "half_written_is_final", "what a killed process wrote half stays", half_written_is_final, frozenset({"handed_over"}), 25
+    ),
+    Mutation(
+        "half_a_file_set_aside",
+        "a file that is not all there yet is never read",
+        half_a_file_is_set_aside,
+        frozenset({"heard"}),
+        12,
+    ),
+    Mutation(
+        "bad_file_ends_the_run", "a peer's file that cannot be read ends the run", bad_file_ends_the_run, frozenset({"outcome"})
+    ),
+    Mutation("endless_wait", "workers wait for the coordinator for ever", endless_wait, frozenset({"waiting"})),
+    Mutation(
+        "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"})
+    ),
+    Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"})),
+    Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"}), 8),
+    Mutation("checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"})),
+    Mutation(
+        "achieved_is_wanted", "the journal says J instead of what was found", achieved_is_what_was_wanted, frozenset({"achieved"})
+    ),
+    Mutation("retention_too_eager", "rollouts are removed a round later", retention_too_eager, frozenset({"retention"})),
+    Mutation("submitted_twice", "a reward is submitted under two names", rows_written_twice, frozenset({"rounds", "rewards"})),
+    Mutation("beyond_the_last", "rounds are announced beyond the last", rounds_beyond_the_last, frozenset({"rounds"})),
+]

@@ -1,0 +1,108 @@
+"""A small run in a store, written by the shipped loop, journal and publisher with stand-in models, for those who read runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.config import load
+from rl_swarm.node.journal import Journal
+from rl_swarm.node.worker import Worker, WorkerSettings
+from rl_swarm.rollout import Completion, Question
+from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Registration, register
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.rounds import Rounds
+from tests.support.clocks import VirtualClock
+from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
+
+LAYOUT = Layout("trial")
+ROUND_SECONDS = 2.0
+HOSTILE = "<script>alert(1)</script>\x1b[2J[bold red]gone[/] \u202eevil <img src=x onerror=alert(2)>"
+
+
+class Rising(StandInPolicy):
+    """Right more often from round to round; what is wrong is hostile."""
+
+    def __init__(self, head_start: int) -> None:
+        super().__init__()
+        self.turn = head_start
+
+    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:
+        for slot, (question, group) in enumerate(zip(questions, super().answer(questions, group_size, seed), strict=True)):
+            right = min(group_size - 1, (self.turn + slot) // 4)
+            texts = [f"<answer>{question.answer}</answer>"] * right + [HOSTILE] * (group_size - right)
+            yield tuple(replace(done, text=text) for done, text in zip(group, texts, strict=True))
+        self.turn += 1
+
+
+class SampleRun:
+    """Workers that do a round each in turn; every reader finds what a real swarm would have left."""
+
+    def __init__(self, store: Store, folder: Path, workers: Sequence[str] = ("w1", "w2", "w3"), external_count: int = 2) -> None:
+        self.store = store
+        self.clock = VirtualClock()
+        config = load(
+            {"MODEL_NAME": "nano", "MAX_ROUNDS": "16", "NUM_TRAIN_SAMPLES": "2", "NUM_TRANSPLANT_TREES": str(external_count)}
+        )
+        experiments.publish(store, LAYOUT, config, "stand-in 1", self.clock)
+        self.publisher = Publisher(store, folder / "spool", self.clock, background=False)
+        register(store, LAYOUT, Registration("boss", "coordinator", self.clock.wall(), "", "boss", "1", "s"))
+        self.boss = self.journal("boss")
+        self.boss.state("waiting for 3 workers", 0)
+        self.workers = {name: self.worker(name, place, external_count) for place, name in enumerate(workers)}
+        self.done = 0
+
+    def journal(self, node_id: str) -> Journal:
+        return Journal(self.store, LAYOUT, node_id, self.publisher, self.clock, console=None)
+
+    def worker(self, node_id: str, place: int, external_count: int) -> Worker:
+        register(self.store, LAYOUT, Registration(node_id, "worker", self.clock.wall(), "nano", node_id, "1", "s"))
+        tasks = StandInTasks(node_id)
+        journal = self.journal(node_id)
+        journal.system_info(role="worker")
+        return Worker(
+            WorkerSettings(node_id, max_rounds=16, own_count=2, external_count=external_count, group_size=4),
+            tasks=tasks,
+            policy=Rising(place),
+            trainer=StandInTrainer(),
+            rounds=Rounds(self.store, LAYOUT),
+            exchange=Exchange(self.store, LAYOUT, self.publisher, tasks.verify, self.clock, ExchangeSettings(node_id)),
+            publisher=self.publisher,
+            journal=journal,
+            checkpoints=StandInCheckpoints(),
+            clock=self.clock,
+        )
+
+    def evaluate(self, number: int, **figures: Any) -> None:
+        for place, worker in enumerate(self.workers.values()):
+            row = {"held_out": 0.1 * place + number / 40, "held_out_style_blind": 0.7 - number / 80, "held_out_questions": 80}
+            worker.journal.event("evaluation", round=number, **(row | figures))
+
+    def play(self, rounds: int) -> "SampleRun":
+        for _ in range(rounds):
+            for worker in self.workers.values():
+                self.clock.sleep(ROUND_SECONDS / len(self.workers))
+                worker.play(self.done)
+            self.done += 1
+        self.flush()
+        return self
+
+    def complete(self) -> "SampleRun":
+        """The whole of it: 16 rounds, measured before, half-way and after."""
+        self.evaluate(0)
+        self.play(8)
+        self.evaluate(8)
+        self.play(8)
+        self.evaluate(16)
+        for worker in self.workers.values():
+            worker.journal.state("complete", 15)
+        self.flush()
+        return self
+
+    def flush(self) -> None:
+        for journal in (self.boss, *(worker.journal for worker in self.workers.values())):
+            journal.flush()

@@ -1,0 +1,31 @@
+"""A launcher of stand-in nodes in a process of its own, so that it can be killed.
+
+    python -m tests.support.standin_launcher
+
+It takes its settings from the environment, as `rl-swarm swarm` does.
+"""
+
+import os
+import sys
+
+from rl_swarm.config import load
+from rl_swarm.errors import SwarmError
+from rl_swarm.node.local import home_of
+from rl_swarm.tools.launch import Launcher, folders_of, plan
+
+
+def main() -> int:
+    config = load(os.environ)
+    nodes = plan(os.environ, 2, home_of(config))
+    for node in nodes:
+        node.command = [sys.executable, "-m", "tests.support.standin_node"]
+    try:
+        print(f"swarm {Launcher(nodes, folders=folders_of(config, nodes)).run()}", flush=True)
+    except SwarmError as error:
+        print(error, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

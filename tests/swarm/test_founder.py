@@ -1,0 +1,205 @@
+"""A swarm with a founder's key, and a stranger who can write to its folder: refused, counted, said, and without effect."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from rl_swarm.document import seal, unseal
+from rl_swarm.identity import Identity, load_identity
+from rl_swarm.learning import checkpoint
+from rl_swarm.runs import progress
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.swarm.peers import Heartbeat, Registration
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward
+from rl_swarm.swarm.signatures import Signatures
+from tests.sim.drive_from_hell import File, Temper
+from tests.sim.simulation import LAYOUT, Scenario, Simulation, draw
+from tests.support.processes import LocalSwarm
+
+WORKERS = ("w0", "w1", "w2")
+ROUNDS = 5
+
+
+def forgeries(thief: Signatures, workers: tuple[str, ...], rounds: int) -> Iterator[tuple[str, bytes]]:
+    """Well-sealed documents of a stranger, some unsigned, that would end the run, fake rewards and take over names."""
+    documents: list[tuple[str, Any]] = [
+        (LAYOUT.current_state, CurrentState(rounds - 1, 0.0, "thief", LAYOUT.experiment_name, "complete"))
+    ]
+    for number in range(1, rounds):
+        documents.append((LAYOUT.round(number), Announcement(number, "thief", "f" * 16, 900, 0.0, list(workers), [])))
+        documents += [(LAYOUT.reward(number, node), Reward(node, number, 1.0, 4, 0.0)) for node in workers]
+    for node in workers:
+        documents.append((LAYOUT.heartbeat(node, 77), Heartbeat(node, 77, 0.0, "nothing", 0)))
+    for turn, (key, document) in enumerate(documents):
+        yield key, thief.sign(key, seal(document)) if turn % 3 else seal(document)
+
+
+def figures(rows: list[dict[str, Any]]) -> list[Any]:
+    """What a worker did, round by round, times aside."""
+    names = ("round", "reward", "own_ids", "external_ids", "policy_version", "tokens")
+    return [[row[name] for name in names] for row in rows]
+
+
+# In virtual time
+
+
+class Founded(Simulation):
+    """A calm drive, a key for every node, the coordinator's the founder's; with `thief`, forged documents lie there first."""
+
+    def __init__(self, scenario: Scenario, folder: Path, keys: dict[str, Identity], thief: Identity | None) -> None:
+        self.keys = keys
+        self.told: list[Signatures] = []
+        super().__init__(scenario, folder)
+        if thief:
+            for key, data in forgeries(Signatures(thief, experiment_id="0" * 16), scenario.workers, scenario.rounds):
+                self.cloud.create(File(key, "thief", 0.0, 0.0, [(0.0, data)]))
+
+    def signatures(self, node_id: str) -> Signatures:
+        announcers = frozenset({self.keys["boss0"].public})
+        made = Signatures(self.keys[node_id], experiment_id="0" * 16, announcers=announcers)
+        self.told.append(made)
+        return made
+
+    def rows(self, node_id: str) -> list[Any]:
+        store = MemoryStore(data={key: datas[-1] for key, datas in self.cloud.truth().items()})
+        return figures(progress.metrics(store, LAYOUT, node_id))
+
+
+@pytest.mark.parametrize("external", [0, 4])
+def test_forged_documents_change_nothing_in_a_simulated_swarm(external: int, tmp_path: Path) -> None:
+    scenario = replace(
+        draw(3),
+        workers=WORKERS,
+        coordinators=("boss0",),
+        rounds=ROUNDS,
+        advance="hybrid",
+        own=2,
+        external=external,
+        temper=Temper(latency=0.0),
+        storms=(),
+        joins=(("boss0", 0.0), *((node, 1.0 + number) for number, node in enumerate(WORKERS))),
+        faults=(),
+    )
+    keys = {node: load_identity(str(tmp_path / f"{node}.pem")) for node in (*WORKERS, "boss0")}
+    thief = load_identity(str(tmp_path / "thief.pem"))
+    runs = []
+    for name, stranger in (("quiet", None), ("beside a stranger", thief)):
+        (tmp_path / name).mkdir()
+        runs.append(Founded(scenario, tmp_path / name, keys, stranger).run())
+    quiet, attacked = runs
+    for node in WORKERS:
+        assert [row[0] for row in quiet.rows(node)] == list(range(ROUNDS))
+        assert attacked.rows(node) == quiet.rows(node), "the same rewards, uses and updates"
+        if external:
+            assert any(row[3] for row in quiet.rows(node)), "it learnt from its peers"
+    assert not any(each.refused for each in quiet.told)
+    refused = sum((each.refused for each in attacked.told), start=Counter[str]())
+    assert refused["unsigned"] > 0 and refused["key_not_allowed"] + refused["impersonation"] > 0
+
+
+# Real processes
+
+
+def play(swarm: LocalSwarm, folder: Path, attack: bool, names: tuple[str, ...] = ("w0", "w1")) -> dict[str, list[Any]]:
+    """A founder's coordinator and workers on one folder; a stranger comes when the first round is open."""
+    boss = swarm.start("boss", "coordinator", SWARM_IDENTITY=folder / "founder.pem")
+    founder = load_identity(str(folder / "founder.pem")).public
+    while not swarm.announced():
+        assert boss.poll() is None, swarm.console("boss")
+    if attack:
+        published = unseal((swarm.folder / LAYOUT.experiment).read_bytes(), Experiment)
+        thief = Signatures(load_identity(str(folder / "thief.pem")), experiment_id=published.experiment_id)
+        for key, data in forgeries(thief, ("w0", "w1"), ROUNDS):
+            (swarm.folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (swarm.folder / key).write_bytes(data)
+        registration = seal(Registration("w0", "worker", 0.0, "evil", "w0", "1", "f"))
+        (swarm.folder / LAYOUT.peer("w0")).write_bytes(registration)
+    workers = [swarm.start(node, SWARM_FOUNDER=founder, RL_SWARM_HOME=folder / f"home of {node}") for node in names]
+    assert not any(swarm.wait(process, 120) for process in (*workers, boss)), swarm.console("boss") + swarm.console("w0")
+    return {node: figures(swarm.metrics(node)) for node in names}
+
+
+def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None:
+    settings = {"MAX_ROUNDS": ROUNDS, "NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "COORDINATOR_ROUND_INTERVAL": 20}
+    found = []
+    for name in ("quiet", "attacked"):
+        (tmp_path / name).mkdir()
+        swarm = LocalSwarm(
+            tmp_path / name, **settings, STANDIN_SECONDS=1.5
+        )  # so that both workers take part from the first round on
+        try:
+            found.append(play(swarm, tmp_path / name, name == "attacked"))
+        finally:
+            swarm.close()
+    assert found[0] == found[1] and [row[0] for row in found[0]["w0"]] == list(range(ROUNDS))
+    said = swarm.console("boss") + swarm.console("w0")
+    assert "refused, 1 so far for this reason" in said
+    assert "somebody had put a file of theirs at" in said, "and its own documents were put in their place"
+    assert f"rl-swarm join {swarm.folder}/trial#" in swarm.console("boss")
+
+
+@pytest.mark.slow
+def test_forged_documents_leave_the_weights_of_nano_as_they_are(tmp_path: Path) -> None:
+    settings = {"MAX_ROUNDS": 6, "NUM_TRAIN_SAMPLES": 8, "NUM_GENERATIONS": 8, "COORDINATOR_ROUND_INTERVAL": 20}
+    nano = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "CHECKPOINT_INTERVAL": 1, "NUM_TRANSPLANT_TREES": 0, "OMP_NUM_THREADS": "1"}
+    kept, found = [], []
+    for name in ("quiet", "attacked"):
+        (tmp_path / name).mkdir()
+        swarm = LocalSwarm(tmp_path / name, **settings | nano)
+        swarm.program = ("rl_swarm.cli", "node")
+        if kept:  # a whole checkpoint, which the stranger says is the node's own
+            planted = swarm.folder / LAYOUT.checkpoint(5, "w0")
+            planted.parent.mkdir(parents=True)
+            shutil.copy(kept[0] / "round_000005.pt", planted)
+        try:
+            found.append(play(swarm, tmp_path / name, name == "attacked", ("w0",)))
+        finally:
+            swarm.close()
+        kept += (tmp_path / name).glob("home of w0/trial-*/w0/checkpoints")
+    assert found[0] == found[1] and found[0]["w0"][-1][4] > 0, "the policy has changed, and in the same steps"
+    assert "this node signs, and nothing signed says that the checkpoint is its own" in swarm.console("w0")
+    quiet, attacked = (checkpoint.read(folder / "round_000006.pt", 6).trainer["model"] for folder in kept)
+    assert quiet.keys() == attacked.keys() and all(torch.equal(quiet[name], attacked[name]) for name in quiet)
+
+
+def test_settings_that_somebody_changed_end_a_start_with_one_line(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, MAX_ROUNDS=2, NUM_TRAIN_SAMPLES=2, COORDINATOR_ROUND_INTERVAL=1)
+    try:
+        boss = swarm.start("boss", "coordinator", SWARM_IDENTITY=tmp_path / "founder.pem")
+        while not swarm.announced():
+            assert boss.poll() is None, swarm.console("boss")
+        founder = load_identity(str(tmp_path / "founder.pem")).public
+        path = swarm.folder / LAYOUT.experiment
+        published = unseal(path.read_bytes(), Experiment)
+        changed = msgspec.structs.replace(published, key=None, signature=None, settings=published.settings | {"MAX_ROUNDS": "1"})
+        path.write_bytes(seal(changed))
+        assert swarm.wait(swarm.start("w0", SWARM_FOUNDER=founder)) == 2
+        [line] = swarm.console("w0").splitlines()
+        assert line.startswith(f"{LAYOUT.experiment} is not signed, SWARM_FOUNDER is {founder}: somebody changed it, or")
+        boss.terminate()
+        assert swarm.wait(boss) == 0
+    finally:
+        swarm.close()
+
+
+def test_a_coordinator_without_the_right_key_is_told_so(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, MAX_ROUNDS=2, COORDINATOR_ROUND_INTERVAL=1)
+    try:
+        boss = swarm.start("boss", "coordinator", SWARM_IDENTITY=tmp_path / "founder.pem")
+        while not swarm.announced():
+            assert boss.poll() is None, swarm.console("boss")
+        other = swarm.start("other", "coordinator", SWARM_IDENTITY=tmp_path / "other.pem", RL_SWARM_HOME=tmp_path / "other")
+        assert swarm.wait(other) == 2
+        assert "SWARM_IDENTITY may not announce rounds in this experiment" in swarm.console("other")
+        boss.terminate()
+        assert swarm.wait(boss) == 0
+    finally:
+        swarm.close()

@@ -1,0 +1,132 @@
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import (
+    TOLD_SECONDS,
+    Liveness,
+    Pulse,
+    Registration,
+    most_alive,
+    newest_heartbeat,
+    read_heartbeat,
+    read_registration,
+    register,
+    registered,
+)
+from tests.support.clocks import VirtualClock
+
+LAYOUT = Layout("trial")
+
+
+def registration(node_id: str, session: str = "a") -> Registration:
+    return Registration(node_id, "worker", 1.0, "nano", node_id, "0.1", session)
+
+
+def test_a_node_registers_once() -> None:
+    store = MemoryStore()
+    for session in ("a", "b"):
+        register(store, LAYOUT, registration("w1", session))
+        found = read_registration(store, LAYOUT, "w1")
+        assert found is not None and found.session == "a"
+    store.put(f"{LAYOUT.peers}/README.txt", b"")
+    assert registered(store, LAYOUT) == {"w1"}
+
+
+def test_names_that_begin_like_others_are_counted() -> None:
+    store = MemoryStore()
+    for node_id in ("node_0", "node_01", "node"):
+        register(store, LAYOUT, registration(node_id))
+    assert registered(store, LAYOUT) == {"node_0", "node_01", "node"}
+
+
+def test_heartbeats_are_numbered_on_and_old_ones_removed() -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    for _ in range(2):  # the second life of the node goes on counting
+        pulse = Pulse(store, LAYOUT, "w1", clock)
+        for _ in range(3):
+            pulse.beat("training", 4)
+    assert newest_heartbeat(store, LAYOUT, "w1") == 6
+    assert len(store.list(LAYOUT.heartbeats("w1"))) == 2
+    beat = read_heartbeat(store, LAYOUT, "w1", 6)
+    assert beat is not None
+    assert (beat.doing, beat.round) == ("training", 4)
+
+
+def test_two_processes_with_one_name_notice_each_other_and_say_so_now_and_then() -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    said: dict[str, list[str]] = {"a": [], "b": []}
+    pulses = [Pulse(store, LAYOUT, "w1", clock, session, lines.append) for session, lines in said.items()]
+    for _ in range(3):
+        pulses[0].beat("training", 1)
+    for _ in range(10):
+        clock.sleep(30)
+        for pulse in pulses:
+            pulse.beat("training", 1)
+    assert [len(lines) for lines in said.values()] == [1, 1]
+    assert "another process sends heartbeats as w1 (session b)" in said["a"][0] and "NODE_ID" in said["a"][0]
+    newest = newest_heartbeat(store, LAYOUT, "w1")
+    beat = read_heartbeat(store, LAYOUT, "w1", newest or 0)
+    assert beat is not None and {beat.session, beat.twin} == {"a", "b"}
+    clock.sleep(TOLD_SECONDS)
+    for pulse in pulses:
+        pulse.beat("training", 1)
+    assert [len(lines) for lines in said.values()] == [2, 2]
+
+
+def test_the_other_process_is_forgotten_when_it_has_ended() -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    pulses = [Pulse(store, LAYOUT, "w1", clock, session) for session in "ab"]
+    for _ in range(10):
+        for pulse in pulses:
+            pulse.beat("training", 1)
+    pulses[0].beat("training", 1)
+    clock.sleep(TOLD_SECONDS)
+    pulses[0].beat("training", 1)
+    beat = read_heartbeat(store, LAYOUT, "w1", newest_heartbeat(store, LAYOUT, "w1") or 0)
+    assert beat is not None and (beat.session, beat.twin) == ("a", "")
+
+
+def test_the_heartbeats_of_its_own_last_life_alarm_nobody() -> None:
+    """Also where a listing conceals them at first, so that their numbers are tried again."""
+
+    class Concealing(MemoryStore):
+        concealed = False
+
+        def _list(self, folder: str) -> list[str]:
+            return [] if self.concealed else super()._list(folder)
+
+    store, clock, said = Concealing(), VirtualClock(), list[str]()
+    for life in range(20):
+        store.concealed = life % 2 == 1
+        pulse = Pulse(store, LAYOUT, "w1", clock, f"life {life}", said.append)
+        for _ in range(life):
+            pulse.beat("training", 1)
+    assert said == []
+
+
+def test_of_very_many_registered_names_those_with_signs_of_life_are_looked_at() -> None:
+    store = MemoryStore()
+    for number in range(1_000):
+        store.put(LAYOUT.peer(f"made-up{number}"), b"{")
+    for node_id in ("worker", "zoe"):
+        register(store, LAYOUT, registration(node_id))
+    Pulse(store, LAYOUT, "worker", VirtualClock()).beat("training", 1)
+    store.put(LAYOUT.log("zoe", "metrics.jsonl"), b"")
+    chosen, left_out = most_alive(store, LAYOUT, most=2)
+    assert (chosen, left_out) == (["worker", "zoe"], 1_000)
+    chosen, left_out = most_alive(store, LAYOUT, known={"made-up7"}, most=2)
+    assert "made-up7" in chosen
+    assert most_alive(store, LAYOUT, most=2_000)[1] == 0
+
+
+def test_only_something_new_is_a_sign_of_life() -> None:
+    clock = VirtualClock()
+    liveness = Liveness(clock, limit_seconds=10)
+    liveness.sign("w1", "reward", 3)
+    clock.sleep(6)
+    liveness.sign("w1", "reward", 3)
+    liveness.sign("w1", "reward", 2)
+    assert liveness.live() == {"w1"} and liveness.silent() == {"w1"}
+    clock.sleep(6)
+    assert liveness.live() == set()
+    liveness.sign("w1", "heartbeat", 0)
+    assert liveness.live() == {"w1"} and liveness.silent() == set()
