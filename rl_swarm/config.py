@@ -65,11 +65,12 @@ def text(value: str) -> str:
     return value
 
 
-def public_key(value: str) -> str:
-    key = value.strip().lower()
-    if not re.fullmatch(r"[0-9a-f]{64}", key):
+def founder(value: str) -> str:
+    """A public key, and after a dash the id of the experiment that it started, where somebody knows it."""
+    said = value.strip().lower()
+    if not re.fullmatch(r"[0-9a-f]{64}(-[0-9a-f]{8,64})?", said):
         raise ValueError("is no public key: it has 64 hexadecimal digits, as a node prints them when it starts")
-    return key
+    return said
 
 
 def path(value: str) -> str:
@@ -248,7 +249,7 @@ class Config:
         "SWARM_IDENTITY", None, path, "key file that signs what this node publishes; made if it is not there"
     )
     founder: str | None = setting(
-        "SWARM_FOUNDER", None, public_key, "public key of whoever started the experiment; nothing unsigned is believed then"
+        "SWARM_FOUNDER", None, founder, "public key of whoever started the experiment; nothing unsigned is believed then"
     )
     coordinator_keys: str | None = setting(
         "SWARM_COORDINATOR_KEYS",

@@ -70,5 +70,5 @@ def typed(state: object, kind: type[T]) -> T:
     """What a checkpoint says, as `kind`, with every type and range checked; raise CheckpointError if it is something else."""
     try:
         return msgspec.convert(state, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:  # the second for half a pair of characters
         raise CheckpointError(f"what it says of the node is no {kind.__name__}: {error}") from None

@@ -179,7 +179,7 @@ def open_node(
     if identity:
         journal.say(f"signing with the public key {identity.public}")
     if experiment.key:
-        journal.say(f"others join with: rl-swarm join {store.url}/{experiment.experiment}#{experiment.key}")
+        journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
     model = experiments.public_model(config.model)
     registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
     register(store, layout, registration, signatures)

@@ -237,7 +237,13 @@ class Coordinator:
         return sorted(nodes) if len(nodes) <= MOST_ASKED else self._jitter.sample(sorted(nodes), MOST_ASKED)
 
     def _reached(self, number: int) -> int:
-        """The newest round that a worker has done, or this one."""
+        """The newest round that a worker has done, or this one.
+
+        Where rounds are signed it is this one, or any worker could end the run by a reward for the last round. Workers that went
+        ahead alone have left rewards of every round, so that each closes as soon as it is announced.
+        """
+        if self.signatures.announcers:
+            return number
         found = self.rounds.reached(number, self._is_worker, self._jitter)
         return number if found is None else found
 

@@ -36,7 +36,9 @@ REMEDIES = {  # errors that mean this one name cannot be used; the store itself 
     errno.EACCES: "no permission: let its owner run chmod -R, folders should have the mode of the shared folder itself",
     errno.EPERM: "not permitted: let its owner remove it",
     errno.ENAMETOOLONG: "the name is too long",
+    errno.EFBIG: "it is as large as a file can be: remove it",
 }
+HELD = "another process holds it (a lease): remove it, or end that process"
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
 HANG_SECONDS = 15.0  # a mount that has not answered by then is away
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -188,6 +190,8 @@ class FolderStore(Store):
                 raise NotFound(key) from None
             if error.errno in REMEDIES and not isinstance(error, RootGone):
                 raise Refused(f"{key} cannot be used, {REMEDIES[error.errno]}") from None
+            if self.local and isinstance(error, BlockingIOError):
+                raise Refused(f"{key} cannot be used, {HELD}") from None
             # A disk or mount may say anything for a while: Errno 5, 107, 116, a full disk, a quota.
             raise Transient(f"Errno {error.errno}, {error.strerror}") from error
 

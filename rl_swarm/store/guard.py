@@ -132,13 +132,9 @@ class Folder:
         os.replace(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def empty(self, name: str) -> None:
-        """Take away the content of a regular file; anything else is left alone."""
-        with suppress(OSError):
-            handle = self._open(name, os.O_WRONLY)
-            try:
-                os.ftruncate(handle, 0)
-            finally:
-                os.close(handle)
+        """Take away the content of a regular file; anything else is left alone, also what may be a file elsewhere."""
+        with suppress(OSError), self.writing(name) as file:
+            file.truncate(0)
 
     def remove(self, name: str) -> None:
         os.unlink(name, dir_fd=self._handle)

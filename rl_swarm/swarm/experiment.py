@@ -50,16 +50,18 @@ def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment
     try:
         data = store.get(layout.experiment, limit=SMALL_BYTES)
         found = unseal(data, Experiment)
-        if found.key and (founder or can_check()):
-            signer(found.experiment_id, layout.experiment, data)
+        if found.key and (founder or can_check()) and signer(found.experiment_id, layout.experiment, data) != found.key:
+            raise BadDocument("unsigned", f"it names the key {found.key}, which has not signed it")
     except (NotFound, Incomplete):
         return None
     except BadDocument as error:
         raise ConfigError(f"{layout.experiment} cannot be read ({error}): it was damaged or changed, choose another name") from None
-    if founder and found.key != founder:
+    public, _, experiment_id = (founder or "").partition("-")
+    if founder and (found.key != public or not found.experiment_id.startswith(experiment_id)):
         whose = f"signed with {found.key}" if found.key else "not signed"
         raise ConfigError(
-            f"{layout.experiment} is {whose}, SWARM_FOUNDER is {founder}: somebody changed it, or the key is of another experiment"
+            f"{layout.experiment} is {whose}, id {found.experiment_id}, SWARM_FOUNDER is {founder}: "
+            "somebody changed it, or the key is of another experiment"
         )
     _check_document(found, layout)
     return found
@@ -120,6 +122,11 @@ def publish(
     if existing is None:
         raise ConfigError(f"{layout.experiment} exists and cannot be read: wait until the store has synchronised, then start again")
     return existing
+
+
+def address(store: Store, experiment: Experiment) -> str:
+    """What others join with. The id is part of it: the founder may have signed another experiment of this name before."""
+    return f"{store.url}/{experiment.experiment}#{experiment.key}-{experiment.experiment_id}"
 
 
 def announcers(experiment: Experiment) -> frozenset[str]:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 EXPERIMENTS = "experiments"
 
-_ROUND_FILE = re.compile(r"round_(\d{1,15})\.json")
-_ROUND_FOLDER = re.compile(r"round_(\d{1,15})/")
-_NODE_FILE = re.compile(r"(?P<node>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}?)(?:\.(?P<slot>\d{1,6}))?\.json")
+# Only ASCII: \d would also match the digits of other scripts, and such a name is no key.
+_ROUND_FILE = re.compile(r"round_([0-9]{1,15})\.json")
+_ROUND_FOLDER = re.compile(r"round_([0-9]{1,15})/")
+_NODE_FILE = re.compile(r"(?P<node>[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}?)(?:\.(?P<slot>[0-9]{1,6}))?\.json")
 _CHECKPOINT_FILE = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.pt")
-_SEQUENCE_FILE = re.compile(r"(\d{1,15})\.json[l]?")
+_SEQUENCE_FILE = re.compile(r"([0-9]{1,15})\.json[l]?")
 
 
 @dataclass(frozen=True)

@@ -53,23 +53,21 @@ class Heartbeat(msgspec.Struct, frozen=True):
 def register(store: Store, layout: Layout, registration: Registration, signatures: Signatures | None = None) -> None:
     """Register once; a node that comes back finds its registration and leaves it.
 
-    Where everybody signs, what nobody has signed is replaced, and a name that another key has signed for is refused.
+    Where everybody signs, what nobody has signed is replaced, and so is what another key has signed for a name of this node's own.
+    A name that somebody else had first is refused.
     """
-    signatures, key = signatures or Signatures(), layout.peer(registration.peer_id)
+    signatures, key, name = signatures or Signatures(), layout.peer(registration.peer_id), registration.peer_id
     data = signatures.sign(key, seal(registration))
-    if store.put(key, data) or not signatures.required:
-        return
-    try:
-        there = store.get(key, limit=SMALL_BYTES)
-        signed = signatures.signer(key, there)
-    except (NotFound, BadDocument):
-        signed = None
-    if signed is None:
-        store.rewrite(key, data)
-    elif not signatures.mine(key, there):
-        raise ConfigError(
-            f"NODE_ID {registration.peer_id!r} belongs to another key in this experiment, {signed}: choose another NODE_ID"
-        )
+    if not store.put(key, data) and signatures.required:
+        try:
+            signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
+        except (NotFound, BadDocument):
+            signed = None
+        if signed and not signatures.may_take(name, signed):
+            raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
+        if signed is None or not signatures.is_mine(signed):
+            store.rewrite(key, data)
+    signatures.claim(name)
 
 
 def read_registration(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Registration | None:

@@ -21,6 +21,7 @@ from rl_swarm.store import Store, is_key
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
 REFUSED = ".refused"
+MOST_REFUSED = 500  # documents that are kept although the store will not take them
 BUSY_BEATS = 4  # a node that publishes all the time sends a heartbeat after so many times the silence that asks for one
 
 
@@ -206,6 +207,9 @@ class Publisher:
         if isinstance(kept, Path):
             where = str(kept.rename(kept.with_suffix(REFUSED)))
         self.counters["refused"] += 1
+        if self.counters["refused"] > MOST_REFUSED:  # somebody is at it: what is oldest goes
+            min(self.folder.glob(f"*{REFUSED}")).unlink()
+            self.counters["refused_dropped"] += 1
         self._news.append(f"{error}; what was to be published as {key} is kept in {where}, and tried again at the next start")
 
     def _beat_if_due(self) -> None:

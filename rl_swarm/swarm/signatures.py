@@ -119,6 +119,21 @@ class Signatures:
         except BadDocument:
             return False
 
+    def is_mine(self, public: str) -> bool:
+        return self.identity is not None and self.identity.public == public
+
+    def may_take(self, node_id: str, public: str) -> bool:
+        """Whether a name that another key has signed for is this node's all the same: it had it before, it is the founder's or a
+        coordinator's, or that key may not have it."""
+        mine = self.identity.public if self.identity else None
+        allowed = self.allowed is None or (public in self.allowed and self.allowed[public] in (None, node_id))
+        return mine is not None and (public == mine or self.owner(node_id) == mine or mine in self.announcers or not allowed)
+
+    def claim(self, node_id: str) -> None:
+        """Remember that a name is this node's own."""
+        if self.identity and self.owner(node_id) is None:
+            self._claim(node_id, self.identity.public)
+
     def reclaims(self, key: str, data: bytes) -> bool:
         """Whether to insist on a document of this node's: where everybody signs, its name is registered to this node's key."""
         return self.required and self.mine(key, data)

@@ -10,6 +10,7 @@ import decimal
 import importlib
 import math
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -228,9 +229,13 @@ def _load(spec: TaskSpec) -> ModuleType:
 
 
 def _check_config(spec: TaskSpec, config_class: type) -> None:
-    """Refuse a parameter that the task lacks, and a value of another kind than its default: the text "no" would pass for true."""
-    defaults = {each.name: each.default for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
-    kinds: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), tuple: (list,)}
+    """Refuse a parameter that the task lacks, a value of another kind than its default, and text that its defaults do not have.
+
+    The text "no" would pass for true; and tasks open files by such names or evaluate them, while an experiment is a stranger's.
+    """
+    fields = {each.name: each for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
+    defaults = {name: _default(each) for name, each in fields.items()}
+    kinds: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), tuple: (list,), list: (list,)}
     for name, value in spec.config.items():
         if name not in defaults:
             raise ConfigError(f"TASKS has {spec.key!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
@@ -239,6 +244,29 @@ def _check_config(spec: TaskSpec, config_class: type) -> None:
             raise ConfigError(
                 f"TASKS has {spec.key!r}, but {value!r} is no {name}: give a value like its default {defaults[name]!r}"
             )
+        known = _texts(defaults[name]) | set(filter(_is_text, typing.get_args(fields[name].type)))
+        if unknown := sorted(_texts(value) - known):
+            raise ConfigError(
+                f"TASKS has {spec.key!r}, but {name} may not have the text {unknown[0][:80]!r}: "
+                f"choose from {', '.join(sorted(known)) or 'none'}, or write the task as a file (docs/tasks.md)"
+            )
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: object) -> set[str]:
+    """Every text in a value, however deep."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, dict):
+        return _texts([*value, *value.values()])
+    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
 
 
 def _common_divisors(a: int, b: int) -> list[int]:

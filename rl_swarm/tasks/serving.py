@@ -109,6 +109,7 @@ def serve(incoming: IO[bytes], replies: int, done: int) -> None:
             line = line[os.write(replies, line) :]
 
     _die_after(START_SECONDS)
+    _limit_memory()  # what an experiment asks for may be impossible to load
     try:
         bench = Bench([TaskSpec(**each) for each in json.loads(incoming.readline())])
     except ConfigError as error:
@@ -162,7 +163,7 @@ def _die_after(seconds: float) -> None:
 
 
 def _limit_memory() -> Callable[[], bool]:
-    """Limit what this process may allocate from now on; return whether it has kept more than it may.
+    """Limit what this process may allocate beyond what it has now; return whether it has kept more than it may.
 
     RLIMIT_DATA counts private memory that can be written. RLIMIT_AS would also count libraries and address space that is only
     reserved, which differs between machines by more than the limit. Only Linux enforces it for all allocations.
