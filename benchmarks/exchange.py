@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rl_swarm.clock import SystemClock
 from rl_swarm.document import seal
-from rl_swarm.learning.selection import choose
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.choice import pick
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.publisher import Publisher
@@ -69,22 +69,22 @@ def measure(nodes: int, rounds: int) -> dict[str, float]:
         seconds, reached = 0.0, 0
         for number in range(rounds):
             publish_others(others, [f"node{peer}" for peer in range(nodes - 1)], number)
-            exchange.look_ahead(number, EXTERNAL, generator("bench", number))
+            exchange.look_ahead(number, 0, EXTERNAL, generator("bench", number))
             own = answers("me", number)
             began = time.perf_counter()
             for rollout in own:
-                exchange.offer(rollout)
+                exchange.offer(rollout, 0)
             exchange.end_stage()
             chooser = generator("bench", number)
-            batch = choose(own, exchange.gather(number, EXTERNAL, chooser), EXTERNAL, chooser)
-            exchange.mark_used(batch.external)
+            external = pick(exchange.gather(number, 0, EXTERNAL, chooser), EXTERNAL, chooser)
+            exchange.mark_used(external)
             publisher.put(LAYOUT.reward(number, "me"), seal(Reward("me", number, 0.5, OWN * GROUP, 1.0)))
             seconds += time.perf_counter() - began
             announcer.announce(Announcement(number + 1, "boss", "s", 1, 1.0, [f"node{peer}" for peer in range(nodes)], []))
             began = time.perf_counter()
             listener.advance(number)
             seconds += time.perf_counter() - began
-            reached += len(batch.external)
+            reached += len(external)
         publisher.close(60.0)
         return _per_round(store.counts, seconds, reached, rounds)
 

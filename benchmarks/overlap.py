@@ -14,9 +14,9 @@ from statistics import fmean
 
 from benchmarks.exchange import EXTERNAL, LAYOUT, publish_others
 from rl_swarm.clock import SystemClock
-from rl_swarm.learning.selection import choose
 from rl_swarm.randomness import generator
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm.choice import pick
 from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.publisher import Publisher
 from tests.support.standins import StandInTasks
@@ -49,15 +49,15 @@ def waiting(peers: str, generation: float, ahead: bool) -> dict[str, float]:
             if peers == "faster":
                 publish_others(others, names, number)
             if ahead:
-                exchange.look_ahead(number, EXTERNAL, generator("overlap", number))
+                exchange.look_ahead(number, 0, EXTERNAL, generator("overlap", number))
             time.sleep(generation)
             if peers != "faster":
                 publish_others(others, names, number)
             chooser, began = generator("overlap", number), time.perf_counter()
-            batch = choose([], exchange.gather(number, EXTERNAL, chooser), EXTERNAL, chooser)
+            external = pick(exchange.gather(number, 0, EXTERNAL, chooser), EXTERNAL, chooser)
             seconds.append(time.perf_counter() - began)
-            exchange.mark_used(batch.external)
-            reached.append(len(batch.external))
+            exchange.mark_used(external)
+            reached.append(len(external))
         publisher.close(1.0)
         return {
             "seconds": fmean(seconds[3:]),

@@ -439,10 +439,10 @@ def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flag
 
 
 def _load(flags: dict[str, str | None]) -> Config:
-    from rl_swarm.config import require
+    from rl_swarm.config import require_run
 
     loaded = load(os.environ, flags)
-    require(loaded, "store", "experiment")
+    require_run(loaded)
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
     return loaded

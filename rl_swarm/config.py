@@ -20,6 +20,7 @@ from rl_swarm.errors import ConfigError
 T = TypeVar("T")
 
 DEFAULT_STORE = "./rl-swarm-data"
+ALONE = "alone"  # the folder of nodes without a store, and the experiment of one that was given no name
 MOST_ROUNDS = 10**6  # two years of rounds of a minute; a name in the store has room for so many digits
 MOST_OWN = 1_024  # I: as many rollouts as a published file may hold; the paper has 8, I and J together
 MOST_EXTERNAL = 4_096  # J
@@ -275,11 +276,12 @@ class Config:
 
     @property
     def store_url(self) -> str:
-        return _required(self.store, "store")
+        """Where the run lies: in the store that nodes share, or for a node alone on this machine's own disk."""
+        return self.store or str(expanded(self.home, "RL_SWARM_HOME") / ALONE)
 
     @property
     def experiment_name(self) -> str:
-        return _required(self.experiment, "experiment")
+        return self.experiment or (ALONE if self.store is None else _required(self.experiment, "experiment"))
 
 
 SETTINGS: dict[str, Setting] = {item.name: item.metadata["setting"] for item in fields(Config) if "setting" in item.metadata}
@@ -340,6 +342,12 @@ def shared_variables() -> set[str]:
 def require(config: Config, *field_names: str) -> None:
     for field_name in field_names:
         _required(getattr(config, field_name), field_name)
+
+
+def require_run(config: Config) -> None:
+    """Raise ConfigError unless it is said whose run is meant, or a node alone has left one on this machine."""
+    if config.store is not None or not Path(config.store_url).is_dir():
+        require(config, "store", "experiment")
 
 
 def _required(value: str | None, field_name: str) -> str:

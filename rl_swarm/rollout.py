@@ -17,6 +17,7 @@ from rl_swarm.errors import BadDocument, Incomplete
 BUNDLE_BYTES = 8 << 20
 LONGEST_TEXT = 200_000
 MOST_ROLLOUTS = 1024
+TOLERANCE = 0.05  # of rewards: a rollout with a smaller range of them is not informative
 GROUP_LIMITS = (2, 256)
 
 
@@ -74,6 +75,15 @@ class Rollout:
     @property
     def rewards(self) -> list[float]:
         return [completion.reward for completion in self.completions]
+
+    @property
+    def informative(self) -> bool:
+        """Whether the rewards differ enough to say which completion was better (arXiv:2509.08721 §5 drops the rest).
+
+        The range is compared, not the standard deviation, so that the meaning does not depend on the size of the group. Floors and
+        crumbs of partial credit that lie closer together than the tolerance teach nothing.
+        """
+        return max(self.rewards) - min(self.rewards) >= TOLERANCE
 
 
 @dataclass(frozen=True)

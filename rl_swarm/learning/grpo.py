@@ -22,15 +22,6 @@ VANISHING = torch.finfo(torch.float32).eps
 LARGEST_LOG_GAP = 10.0  # beyond e^10 the KL estimate says "far away" and nothing more, but its gradient would drown the rest
 
 
-def informative(rewards_G: Tensor, tolerance: float) -> bool:
-    """Whether the rewards of a group differ enough to say which completion was better (arXiv:2509.08721 §5 drops the rest).
-
-    The range is compared, not the standard deviation, so that the meaning does not depend on the size of the group: floors and
-    crumbs of partial credit that lie closer together than the tolerance teach nothing.
-    """
-    return rewards_G.numel() > 1 and (rewards_G.max() - rewards_G.min()).item() >= tolerance
-
-
 def group_advantages(rewards_G: Tensor) -> Tensor:
     """(r - mean) / (std + 1e-8) inside one group, with the population's standard deviation (divided by G, not G - 1).
 

@@ -37,8 +37,8 @@ class TrainerSettings:
     """`correction` is what is done about external rollouts, which are off-policy and of strangers: `guarded`, `topr`, or `none` as
     in the paper.
 
-    `tolerance` is the range of rewards below which a rollout is uninformative; `max_grad_norm` may be infinite. Without
-    `micro_batch_tokens`, as many tokens are computed at once as `ACTIVATION_BYTES` have room for.
+    `max_grad_norm` may be infinite. Without `micro_batch_tokens`, as many tokens are computed at once as `ACTIVATION_BYTES` have
+    room for.
     """
 
     learning_rate: float
@@ -49,7 +49,6 @@ class TrainerSettings:
     updates_per_batch: int = 1
     max_grad_norm: float = 1.0
     micro_batch_tokens: int | None = None
-    tolerance: float = 0.05
 
     def __post_init__(self) -> None:
         if self.correction not in CORRECTIONS:
@@ -125,7 +124,7 @@ class Trainer:
         completions that might have taught something, `external_discounted` counted for nothing. Several updates are averaged.
         """
         fitting = [rollout for rollout in batch if self._policy.fits(rollout.question)]
-        informative = [rollout for rollout in fitting if grpo.informative(_rewards(rollout), self._settings.tolerance)]
+        informative = [rollout for rollout in fitting if rollout.informative]
         found = [example for rollout in informative for example in examples_of(self._policy, rollout) if self._may_count(example)]
         examples = [example for example in found if not self._cut_short(example)]
         metrics = {

@@ -1,6 +1,6 @@
 """Open what any node needs, wire a loop from it, run it under signals, and leave everything consistent.
 
-Only this module, `launch.py` and `cli.py` assemble. Parts that need torch are imported where they are used.
+Only this module, `tools/launch.py` and `cli.py` assemble. Parts that need torch are imported where they are used.
 """
 
 import os
@@ -17,22 +17,24 @@ from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
-from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
+from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of
-from rl_swarm.node.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, launcher_of, watching_launcher
+from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, WorkerSettings
+from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.aside import Aside
+from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.alone import Alone
+from rl_swarm.swarm.exchange import ExchangeSettings
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import Pulse, Registration, register
-from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Rounds
-from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.swarm.membership import Membership, enter
+from rl_swarm.swarm.peers import Registration, register
+from rl_swarm.swarm.protocol import Newsbox, Swarm
+from rl_swarm.swarm.through_store import StoreSwarm
 from rl_swarm.tasks import tasks_of
 
 LARGE_GROUP = 32  # completions that a peer's rollout may have, however few this node makes of its own
@@ -40,20 +42,23 @@ LARGE_GROUP = 32  # completions that a peer's rollout may have, however few this
 
 @dataclass(frozen=True)
 class Node:
-    """A node that has joined its experiment and is registered; its loop has not begun."""
+    """A node whose loop has not begun. It is a `member` of an experiment on a store, or alone."""
 
     config: Config
     clock: SystemClock
     stop: Stop
-    store: Store
-    layout: Layout
     experiment: Experiment
     local: LocalFolder
-    publisher: Publisher
     journal: Journal
-    signatures: Signatures | None = None
+    news: Newsbox
+    member: Membership | None = None
     secret: str = ""  # without one, a node's choices follow from its seed alone
     launcher: int | None = None  # the process that started this one and must outlive it
+
+    @property
+    def record(self) -> Store:
+        """What this node has written about itself, on its own disk."""
+        return FolderStore(self.local.record, local=True)
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
@@ -64,24 +69,32 @@ class Node:
                 self.journal.error(failure)
                 raise
             finally:
-                self._close()
+                self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Publish what waits, and merge journals: within the limits that a launcher counts on."""
         self.local.mark_stopping()
+        self.journal.tell(self.news.take())
         self.journal.flush()
-        if self.stop.requested and self.publisher.pending:
-            self.journal.show(f"publishing {self.publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
-        self.publisher.close(DRAIN_SECONDS)
-        for line in self.publisher.take_news():
+        if self.member is None:
+            return
+        publisher = self.member.publisher
+        if self.stop.requested and publisher.pending:
+            self.journal.show(f"publishing {publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
+        publisher.close(DRAIN_SECONDS)
+        for line in publisher.take_news():
             self.journal.say(line)
-        if self.publisher.pending:
+        if publisher.pending:
             self.journal.say(
-                f"the store is away: {self.publisher.pending} documents are kept in {self.publisher.folder}; "
+                f"the store is away: {publisher.pending} documents are kept in {publisher.folder}; "
                 "start this node again to publish them"
             )
+        self._merge(self.member)
+
+    def _merge(self, member: Membership) -> None:
+        until = self.clock.monotonic() + MERGE_SECONDS
         try:
-            Aside(lambda: self.journal.merge(MERGE_SECONDS)).result(MERGE_SECONDS)
+            Aside(lambda: member.merge(until)).result(MERGE_SECONDS)
         except TimeoutError:
             self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
 
@@ -92,7 +105,7 @@ class Node:
 
     def _orphaned(self) -> None:
         if not self.stop.requested:
-            self.journal.later("orphaned", f"the launcher (process {self.launcher}) is gone: stopping as if it had asked for it")
+            self.news.add("orphaned", f"the launcher (process {self.launcher}) is gone: stopping as if it had asked for it")
             self._ask_to_stop()
 
     @contextmanager
@@ -118,9 +131,12 @@ def load_config(
     """Settings of this node, with the experiment's own beneath what is said here, and its key.
 
     Publishes the experiment if this node is the first, signed where SWARM_IDENTITY is set. In a signed one every node has a key.
+    A node alone has the experiment on its own disk.
     """
     config = configuration.load(environment, flags)
-    configuration.require(config, "store", "experiment")
+    configuration.require(config, *(("store", "experiment") if config.role == "coordinator" else ()))
+    if config.store is None:
+        Path(config.store_url).mkdir(parents=True, exist_ok=True)
     store = open_store(config.store_url)
     layout = Layout(config.experiment_name)
     identity = load_identity(config.identity, Path(store.url)) if config.identity else None
@@ -143,62 +159,44 @@ def open_node(
     console: Callable[[str], None] | None = print,
 ) -> Node:
     config, store, experiment, identity = load_config(environment, flags, tasks_version)
-    clock = SystemClock()
+    clock, news, session = SystemClock(), Newsbox(), secrets.token_hex(8)
+    layout = Layout(experiment.experiment)
     store.clock = clock
-    layout = Layout(config.experiment_name)
     store.expect(layout.experiment)
-    allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
-    if config.require_signatures:
-        require_library("SWARM_REQUIRE_SIGNATURES")
-    _check_home(config, store)
+    alone = config.store is None
+    if not alone:
+        _check_home(config, store)
     local = claim(config, experiment, console or (lambda line: None))
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
-    session = secrets.token_hex(8)
-    signatures = Signatures(
-        identity,
-        experiment_id=experiment.experiment_id,
-        announcers=experiments.announcers(experiment),
-        required=config.require_signatures,
-        allowed=allowed,
-        book=local.keys,
-        say=lambda line: journal.later("signatures", line),
-    )
-    _check_announcer(config, signatures)
-    pulse = Pulse(store, layout, local.node_id, clock, session, lambda line: journal.later("name_in_use", line), signatures)
-    publisher = Publisher(
-        store,
-        local.spool,
-        clock,
-        beat=lambda: pulse.beat(*journal.doing),
-        beat_seconds=max(1.0, config.round_interval / 2),
-        mine=signatures.reclaims,
-    )
-    journal = Journal(store, layout, local.node_id, publisher, clock, console)
+    journal = Journal(local.record, layout, local.node_id, clock, console)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")
-    if identity:
-        journal.say(f"signing with the public key {identity.public}")
-    if experiment.key:
-        journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
-    model = experiments.public_model(config.model)
-    registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
-    register(store, layout, registration, signatures)
-    journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
+    info = journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
+    member = None
+    if alone:
+        model = experiments.public_model(config.model)
+        register(store, layout, Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session))
+        journal.say(f"alone, without a store: everything stays in {store.url}; set GDRIVE_PATH to learn with others")
+    else:
+        member = enter(
+            config,
+            store,
+            experiment,
+            identity,
+            folder=local.path,
+            record=local.record,
+            session=session,
+            clock=clock,
+            news=news,
+            doing=lambda: journal.doing,
+        )
+        member.share(layout.system_info(local.node_id), info)
+        if identity:
+            journal.say(f"signing with the public key {identity.public}")
+        if experiment.key:
+            journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
     journal.state("starting", -1)
-    return Node(
-        config,
-        clock,
-        Stop(),
-        store,
-        layout,
-        experiment,
-        local,
-        publisher,
-        journal,
-        signatures,
-        local.secret,
-        launcher_of(environment),
-    )
+    return Node(config, clock, Stop(), experiment, local, journal, news, member, local.secret, launcher_of(environment))
 
 
 def _check_home(config: Config, store: Store) -> None:
@@ -210,55 +208,43 @@ def _check_home(config: Config, store: Store) -> None:
         )
 
 
-def _check_announcer(config: Config, signatures: Signatures) -> None:
-    public = signatures.identity.public if signatures.identity else None
-    if config.role == "coordinator" and signatures.announcers and public not in signatures.announcers:
-        raise ConfigError(
-            f"SWARM_IDENTITY may not announce rounds in this experiment, its key is {public}: use the founder's, or have the "
-            "experiment started with SWARM_COORDINATOR_KEYS that name this one"
-        )
-
-
 def make_coordinator(node: Node) -> Coordinator:
-    settings = CoordinatorSettings(
-        node.local.node_id, node.config.max_rounds, node.config.round_interval, node.config.round_advance
-    )
-    return Coordinator(settings, node.store, node.layout, node.journal, node.clock, node.stop, node.signatures)
-
-
-def make_worker(
-    node: Node,
-    *,
-    tasks: Tasks,
-    policy: Policy,
-    trainer: Trainer,
-    checkpoints: Checkpoints,
-    evaluate: Evaluate | None = None,
-    push: Push | None = None,
-) -> Worker:
+    assert node.member is not None, "a coordinator has a store"
     config = node.config
-    exchange = Exchange(
-        node.store,
-        node.layout,
-        node.publisher,
-        tasks.verify,
-        node.clock,
-        ExchangeSettings(
-            node_id=node.local.node_id,
-            frequency=config.publish_frequency,
-            choice=config.external_choice,
-            window=config.window,
-            fetch_peers=config.fetch_peers,
-            fetch_seconds=config.fetch_seconds,
-            cache=config.fetch_cache,
-            most_completions=max(LARGE_GROUP, 2 * config.group_size),
-            model=config.model,
-            tasks_version=node.experiment.tasks_version,
-            secret=node.secret,
-        ),
-        node.local.quarantine,
-        node.signatures,
+    settings = CoordinatorSettings(node.local.node_id, config.max_rounds, config.round_interval, config.round_advance)
+    return Coordinator(settings, node.member, node.journal, node.stop)
+
+
+def make_swarm(node: Node, tasks: Tasks) -> Swarm:
+    """The others, as a worker's loop knows them. A third kind of swarm is made here."""
+    config, member = node.config, node.member
+    if member is None:
+        return Alone(node.news)
+    settings = ExchangeSettings(
+        node_id=node.local.node_id,
+        frequency=config.publish_frequency,
+        choice=config.external_choice,
+        window=config.window,
+        fetch_peers=config.fetch_peers,
+        fetch_seconds=config.fetch_seconds,
+        cache=config.fetch_cache,
+        most_completions=max(LARGE_GROUP, 2 * config.group_size),
+        model=config.model,
+        tasks_version=node.experiment.tasks_version,
+        secret=node.secret,
     )
+    return StoreSwarm(
+        member,
+        settings,
+        tasks.verify,
+        max_rounds=config.max_rounds,
+        round_interval=config.round_interval,
+        quarantine=node.local.quarantine,
+    )
+
+
+def make_worker(node: Node, learner: Learner, checkpoints: Checkpoints, push: Push | None = None) -> Worker:
+    config = node.config
     settings = WorkerSettings(
         node_id=node.local.node_id,
         seed=config.seed,
@@ -266,23 +252,8 @@ def make_worker(
         own_count=config.own_count,
         external_count=config.external_count,
         group_size=config.group_size,
-        choice=config.external_choice,
-        round_interval=config.round_interval,
         checkpoint_interval=config.checkpoint_interval,
         eval_interval=config.eval_interval,
     )
-    return Worker(
-        settings,
-        tasks=tasks,
-        policy=policy,
-        trainer=trainer,
-        rounds=Rounds(node.store, node.layout, config.max_rounds, node.signatures),
-        exchange=exchange,
-        publisher=node.publisher,
-        journal=node.journal,
-        checkpoints=checkpoints,
-        clock=node.clock,
-        stop=node.stop,
-        evaluate=evaluate,
-        push=push,
-    )
+    swarm = make_swarm(node, learner.tasks)
+    return Worker(settings, learner, swarm, node.journal, checkpoints, node.clock, node.stop, push)

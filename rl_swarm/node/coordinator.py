@@ -10,16 +10,14 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 
-from rl_swarm.clock import Clock, Pauses
+from rl_swarm.clock import Pauses
 from rl_swarm.errors import BadDocument, Refused, StoreAway
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Stop
+from rl_swarm.processes.stopping import Stop
 from rl_swarm.randomness import generator
-from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
-from rl_swarm.swarm.signatures import Signatures
 
 POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
@@ -41,25 +39,14 @@ class StoodDown(Exception):
 
 
 class Coordinator:
-    def __init__(
-        self,
-        settings: CoordinatorSettings,
-        store: Store,
-        layout: Layout,
-        journal: Journal,
-        clock: Clock,
-        stop: Stop | None = None,
-        signatures: Signatures | None = None,
-    ) -> None:
+    def __init__(self, settings: CoordinatorSettings, member: Membership, journal: Journal, stop: Stop) -> None:
         self.settings = settings
-        self.store = store
-        self.layout = layout
+        self.store, self.layout, self.clock, self.signatures = member.store, member.layout, member.clock, member.signatures
+        self.news = member.news
         self.journal = journal
-        self.clock = clock
-        self.stop = stop or Stop()
-        self.signatures = signatures or Signatures()
-        self.rounds = Rounds(store, layout, settings.max_rounds, self.signatures)
-        self.liveness = Liveness(clock, LIVENESS_INTERVALS * settings.round_interval)
+        self.stop = stop
+        self.rounds = Rounds(self.store, self.layout, settings.max_rounds, self.signatures)
+        self.liveness = Liveness(self.clock, LIVENESS_INTERVALS * settings.round_interval)
         self.session = secrets.token_hex(8)
         self.epoch = 0
         self.workers: set[str] = set()
@@ -84,7 +71,7 @@ class Coordinator:
         except StoodDown as reason:
             self.journal.say(str(reason))
             self.journal.event("stood_down", round=number)
-            self.journal.state("stood down", number)
+            self._state("stood down", number)
             return "stood down"
         return self._finish("stopped", number)
 
@@ -173,7 +160,7 @@ class Coordinator:
                 waiting_for = f"the store: {away}"
             if not waiting_for:
                 return number
-            self.journal.state(f"waiting for {waiting_for}"[:200], number)
+            self._state(f"waiting for {waiting_for}"[:200], number)
             pauses.pause()
         return number
 
@@ -255,12 +242,16 @@ class Coordinator:
         return number
 
     def _wait_for_store(self, away: StoreAway, number: int) -> None:
-        self.journal.state(f"waiting for the store: {away}"[:200], number)
+        self._state(f"waiting for the store: {away}"[:200], number)
         self.clock.sleep(POLL_SECONDS * (0.5 + self._jitter.random()))
 
     def _show(self, number: int, status: str) -> None:
         state = CurrentState(number, self.clock.wall(), self.settings.node_id, self.layout.experiment_name, status)
         self.rounds.write_current(state)
+
+    def _state(self, doing: str, number: int) -> None:
+        self.journal.tell(self.news.take())
+        self.journal.state(doing, number)
 
     def _finish(self, outcome: str, number: int) -> str:
         try:
@@ -271,6 +262,6 @@ class Coordinator:
         self.journal.event(outcome, round=number)
         if outcome == "complete":
             self.journal.progress("training_complete", number)
-        self.journal.state(outcome, number)
+        self._state(outcome, number)
         self.journal.say(f"coordinator {outcome} at round {number}")
         return outcome

@@ -14,7 +14,7 @@ from rl_swarm.learning.models import load
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer, TrainerSettings
 from rl_swarm.node.assembly import Node, make_worker
-from rl_swarm.node.worker import Push, Worker
+from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
 from rl_swarm.swarm.endorsement import check_endorsed, endorse
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint, round_of_folder
@@ -22,13 +22,6 @@ from rl_swarm.tasks import Tasks, tasks_of
 
 KEPT = 2
 MOST_TRIED = 16  # checkpoints of the store, so that no number of bad ones keeps a node busy for long
-
-
-@dataclass(frozen=True)
-class Learner:
-    tasks: Tasks
-    policy: Policy
-    trainer: Trainer
 
 
 def load_policy(config: Config) -> Policy:
@@ -57,28 +50,30 @@ def load_policy(config: Config) -> Policy:
     )
 
 
-def make_learner(config: Config, node_id: str) -> Learner:
+@dataclass(frozen=True)
+class LoadedLearner(Learner):
+    """With a real model, whose parts can do more than the loop asks of them."""
+
+    tasks: Tasks
+    policy: Policy
+    trainer: Trainer
+
+
+def make_learner(config: Config, node_id: str) -> LoadedLearner:
     """Tasks and model of one node; raises ConfigError or ModelError before any training begins."""
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, TrainerSettings(learning_rate=config.learning_rate, correction=config.correction))
-    return Learner(tasks, policy, trainer)
+    return LoadedLearner(tasks, policy, trainer, HeldOut(tasks, policy))
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
     learner = make_learner(node.config, node.local.node_id)
     node.local.remember_model(learner.policy.name)
-    worker = make_worker(
-        node,
-        tasks=learner.tasks,
-        policy=learner.policy,
-        trainer=learner.trainer,
-        checkpoints=make_checkpoints(node, learner.trainer.trained_bytes),
-        evaluate=HeldOut(learner.tasks, learner.policy),
-        push=pusher(node, learner.policy),
-    )
+    checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
+    worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))
     node.journal.event("model_loaded", model=learner.policy.name, device=str(learner.policy.device))
     return worker
 
@@ -88,11 +83,13 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
 
     A node that signs puts a signed document beside each, and takes nothing from the store without one.
     """
-    signatures = node.signatures
-    node_id, layout, limit = node.local.node_id, node.layout, most_bytes(trained_bytes)
+    node_id, limit, member = node.local.node_id, most_bytes(trained_bytes), node.member
+    if member is None:
+        return Checkpoints(node.local.checkpoints, keep=KEPT, limit=limit, say=node.journal.say)
+    store, layout, signatures = member.store, member.layout, member.signatures
     stored, uploaded = list[int](), list[int]()
     with contextlib.suppress(StoreAway):
-        stored.extend(itertools.islice(stored_rounds(node.store, layout, node_id, node.config.max_rounds), MOST_TRIED))
+        stored.extend(itertools.islice(stored_rounds(store, layout, node_id, node.config.max_rounds), MOST_TRIED))
 
     def upload(number: int, path: Path) -> None:
         if not uploaded:  # what is beyond the round that this node went on from is not its own, or not of this run
@@ -102,19 +99,19 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
         outdated = [uploaded.pop(0) for _ in range(len(uploaded) - KEPT)]
         names = [layout.checkpoint(old, node_id) for old in outdated]
         beside = None
-        if signatures and signatures.identity:
+        if signatures.identity:
             beside = (layout.endorsement(number, node_id), endorse(layout, node_id, number, checksum(path), signatures))
             names += [layout.endorsement(old, node_id) for old in outdated]
-        node.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
+        member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
     def fetch(number: int, path: Path) -> None:
-        node.store.get_file(layout.checkpoint(number, node_id), path, limit=limit)
+        store.get_file(layout.checkpoint(number, node_id), path, limit=limit)
 
     def check_origin(number: int, path: Path) -> None:
-        if signatures and signatures.identity:
-            check_endorsed(node.store, layout, node_id, number, checksum(path), signatures)
+        if signatures.identity:
+            check_endorsed(store, layout, node_id, number, checksum(path), signatures)
 
-    elsewhere = Elsewhere(f"the store {node.store.url}", node.local.fetched, stored, fetch, check_origin)
+    elsewhere = Elsewhere(f"the store {store.url}", node.local.fetched, stored, fetch, check_origin)
     checkpoints = Checkpoints(
         node.local.checkpoints, keep=KEPT, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say
     )

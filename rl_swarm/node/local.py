@@ -32,10 +32,7 @@ class LocalFolder:
     node_id: str
     path: Path
     lock: IO[str]
-
-    @property
-    def spool(self) -> Path:
-        return self.path / "spool"
+    shared_record: Path | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -45,6 +42,11 @@ class LocalFolder:
     def fetched(self) -> Path:
         """Checkpoints that were brought from the store; beside the node's own ones, never among them."""
         return self.path / "fetched"
+
+    @property
+    def record(self) -> Path:
+        """Where the keys of what this node writes about itself begin; nodes alone have one for all, which is their store."""
+        return self.shared_record or self.path / "record"
 
     @property
     def quarantine(self) -> Path:
@@ -62,11 +64,6 @@ class LocalFolder:
         """For whoever asks the model later: the store may say anything about it, and `auto` stands for several."""
         with contextlib.suppress(OSError):  # a full disk may do without
             (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
-
-    @property
-    def keys(self) -> Path:
-        """The keys that peers' names belong to, as this node has seen them first."""
-        return self.path / "keys"
 
     def mark_stopping(self) -> None:
         """Tell whoever wants this folder next that it will be free soon. Safe in a signal handler."""
@@ -109,6 +106,7 @@ def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = l
     A node of that name that is still stopping is waited for, and `say` is told so.
     """
     root = experiment_folder(config, experiment)
+    record = Path(config.store_url) if config.store is None else None
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,13 +117,13 @@ def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = l
         folder = root / config.node_id
         while (lock := _lock(folder)) is None:
             wait_until_free([folder], say)
-        return LocalFolder(config.node_id, folder, lock)
+        return LocalFolder(config.node_id, folder, lock, record)
     made_here = sorted(path.name for path in root.glob(f"{config.role}-*") if (path / "made_here").exists())
     for node_id in [*made_here, f"{config.role}-{secrets.token_hex(3)}"]:
         lock = _lock(root / node_id)
         if lock:
             (root / node_id / "made_here").touch()
-            return LocalFolder(node_id, root / node_id, lock)
+            return LocalFolder(node_id, root / node_id, lock, record)
     raise AssertionError("a new name is always free")
 
 

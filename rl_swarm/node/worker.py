@@ -8,7 +8,7 @@ rounds, and goes on alone when there is no coordinator or no store.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any, Protocol
 
@@ -16,26 +16,20 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import Count, seal, typed
+from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError
-from rl_swarm.learning.selection import Batch, choose
 from rl_swarm.node.journal import Journal
-from rl_swarm.processes.stopping import PUSH_SECONDS
+from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
-from rl_swarm.swarm.exchange import Exchange
-from rl_swarm.swarm.pace import Pace
-from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Reward, Rounds
+from rl_swarm.swarm.protocol import Swarm
 
 BARREN_ROUNDS = 20
 DISCOUNTED_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
 LAST_PUSH_SECONDS = 1800.0  # for the model of a run that is complete; who stops a node waits no longer than PUSH_SECONDS
-PATIENCE_INTERVALS = (
-    1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for its word to arrive
-)
+STAGE = 0  # the only one that is played today
 
 
 class Tasks(Protocol):
@@ -81,6 +75,16 @@ class Push(Protocol):
 
 
 @dataclass(frozen=True)
+class Learner:
+    """What learns: without `evaluate`, nothing is held out."""
+
+    tasks: Tasks
+    policy: Policy
+    trainer: Trainer
+    evaluate: Evaluate | None = None
+
+
+@dataclass(frozen=True)
 class WorkerSettings:
     node_id: str
     seed: int = 42
@@ -88,8 +92,6 @@ class WorkerSettings:
     own_count: int = 8
     external_count: int = 0
     group_size: int = 8
-    choice: str = "informative"
-    round_interval: float = 60.0
     checkpoint_interval: int = 10
     eval_interval: int = 0
 
@@ -98,17 +100,10 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything but the weights that a node is between two rounds."""
 
     tasks: dict[str, Any]
-    exchange: dict[str, Any]
+    swarm: dict[str, Any]
     totals: dict[Annotated[str, Meta(max_length=64)], Count]
     barren: Annotated[int, Meta(ge=0, lt=BARREN_ROUNDS)]
     evaluated_at: Count
-
-
-class Stop:
-    """Asked for by a signal, obeyed between the steps of a round."""
-
-    def __init__(self) -> None:
-        self.requested = False
 
 
 class Stopped(Exception):
@@ -119,37 +114,25 @@ class Worker:
     def __init__(
         self,
         settings: WorkerSettings,
-        *,
-        tasks: Tasks,
-        policy: Policy,
-        trainer: Trainer,
-        rounds: Rounds,
-        exchange: Exchange,
-        publisher: Publisher,
+        learner: Learner,
+        swarm: Swarm,
         journal: Journal,
         checkpoints: Checkpoints,
         clock: Clock,
-        stop: Stop | None = None,
-        evaluate: Evaluate | None = None,
+        stop: Stop,
         push: Push | None = None,
     ) -> None:
         self.settings = settings
-        self.tasks = tasks
-        self.policy = policy
-        self.trainer = trainer
-        self.rounds = rounds
-        self.exchange = exchange
-        self.publisher = publisher
+        self.tasks, self.policy, self.trainer, self.evaluate = learner.tasks, learner.policy, learner.trainer, learner.evaluate
+        self.swarm = swarm
         self.journal = journal
         self.checkpoints = checkpoints
         self.clock = clock
-        self.stop = stop or Stop()
-        self.evaluate = evaluate
+        self.stop = stop
         self.push = push
         self.totals: Counter[str] = Counter()
         self._barren = 0
         self._discounted = 0
-        self.pace = Pace(rounds, clock, journal.event, settings.node_id, settings.round_interval)
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = 0
         self._evaluated_at = 0
@@ -174,37 +157,33 @@ class Worker:
         return outcome
 
     def play(self, number: int) -> None:
-        """One round: draw, answer, publish, gather, score, choose, update, record."""
+        """One round: draw, answer, publish, gather, update, submit, record."""
         watch = Stopwatch(self.clock)
         self.journal.progress("round_start", number)
         self._step("generating", number)
-        self.exchange.look_ahead(number, self.settings.external_count, self._chooser(number))
+        self.swarm.prepare(number, STAGE, self.settings.external_count, self._chooser(number))
         own = self._answer(self.tasks.draw(self.settings.own_count), number, watch)
-        self.exchange.end_stage()
 
         self._step("gathering", number)
-        chooser = self._chooser(number)
-        pool = self.exchange.gather(number, self.settings.external_count, chooser)
+        external = self.swarm.gather(number, STAGE, self.settings.external_count, self._chooser(number))
         watch.lap("store")
-        watch.move("store", "score", self.exchange.take_verify_seconds())
-        batch = choose(own, pool, self.settings.external_count, chooser, self.settings.choice)
 
         self._step("training", number)
-        learnt = self.trainer.update(batch.rollouts)
-        self.exchange.mark_used(batch.external)
-        self.exchange.policy_version = self.trainer.policy_version
+        informative = [rollout for rollout in own if rollout.informative]
+        learnt = self.trainer.update([*informative, *external])
         watch.lap("train")
 
-        reward = self._submit(own, number)
-        self.exchange.end_round()
+        rewards = rewards_of(own)
+        self.swarm.submit(number, STAGE, fmean(rewards), len(rewards))
         watch.lap("store")
-        self._record(number, reward, own, batch, learnt, watch)
+        figures = own_figures(own) | batch_figures(informative, external, number)
+        self._record(number, learnt | figures, dict(self.swarm.figures(number)), watch)
 
     def _chooser(self, number: int) -> random.Random:
         return generator(self.settings.seed, self.settings.node_id, number, "choose")
 
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
-        """Answer and score; each rollout is offered to the exchange as soon as it exists."""
+        """Answer and score; each rollout is published as soon as it exists."""
         own = []
         seed = key(self.settings.seed, self.settings.node_id, number, "sample")
         for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
@@ -213,59 +192,43 @@ class Worker:
             question = questions[slot]
             scores = self.tasks.score_all(question, [done.text for done in completions])
             scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
-            rollout = Rollout(question, scored, self.settings.node_id, number, slot=slot)
+            rollout = Rollout(question, scored, self.settings.node_id, number, STAGE, slot)
             watch.lap("score")
-            self.exchange.offer(rollout)
+            self.swarm.publish(rollout, self.trainer.policy_version)
             watch.lap("store")
             own.append(rollout)
         return own
 
-    def _submit(self, own: list[Rollout], number: int) -> float:
-        rewards = rewards_of(own)
-        document = Reward(self.settings.node_id, number, fmean(rewards), len(rewards), self.clock.wall())
-        key = self.rounds.layout.reward(number, self.settings.node_id)
-        self.publisher.put(key, self.rounds.signatures.sign(key, seal(document)))
-        return document.reward
-
-    def _record(
-        self, number: int, reward: float, own: list[Rollout], batch: Batch, learnt: dict[str, float], watch: Stopwatch
-    ) -> None:
-        evaluated = self._evaluate(number + 1) if self._due(number + 1) else {}
+    def _record(self, number: int, measured: dict[str, Any], exchanged: dict[str, Any], watch: Stopwatch) -> None:
+        settings = self.settings
+        watch.move("store", "score", exchanged.pop("checking_seconds", 0.0))
         row = {
-            **learnt,
-            **evaluated,
-            **own_figures(own),
-            **batch_figures(batch, number),
+            **measured,
+            **(self._evaluate(number + 1) if self._due(number + 1) else {}),
+            **exchanged,
             "round": number,
-            "own_wanted": self.settings.own_count,
-            "external_wanted": self.settings.external_count,
-            "group_size": self.settings.group_size,
-            "rejected": dict(self.exchange.rejected),
-            "muted": [asdict(mute) for mute in self.exchange.standings.mutes(number + 1)],
+            "own_wanted": settings.own_count,
+            "external_wanted": settings.external_count,
+            "group_size": settings.group_size,
             "policy_version": self.trainer.policy_version,
-            "store": {**self.exchange.store.counts, **self.publisher.counters},
             "tasks": dict(self.tasks.counters),
-            "pending": self.publisher.pending,
             "seconds": watch.seconds,
         }
         row["tokens_per_s"] = row["tokens"] / max(watch.seconds["generate"], 1e-9)
-        completions = sum(len(rollout.completions) for rollout in own)
-        self.totals.update(rounds=1, completions=completions, tokens=row["tokens"], external_used=len(batch.external))
+        completions = settings.own_count * settings.group_size
+        self.totals.update(rounds=1, completions=completions, tokens=row["tokens"], external_used=row["external_used"])
         self.journal.metrics(row)
-        self.journal.progress("round_complete", number, reward)
+        self.journal.progress("round_complete", number, row["reward"])
         self.journal.say(
-            f"round {number}: reward {reward:.3f}, own {len(batch.own)}/{self.settings.own_count}, "
-            f"external {len(batch.external)}/{self.settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+            f"round {number}: reward {row['reward']:.3f}, own {row['own_used']}/{settings.own_count}, "
+            f"external {row['external_used']}/{settings.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
-        self._warn_if_barren(batch, number)
-        self._warn_if_discounted(learnt, number)
-        self._tell_mutes(number)
-        for line in self.publisher.take_news():
-            self.journal.event("refused", round=number, message=line)
-            self.journal.say(line)
+        self._warn_if_barren(row["own_used"] + row["external_used"], number)
+        self._warn_if_discounted(row, number)
+        self.journal.tell(self.swarm.news())
 
-    def _warn_if_barren(self, batch: Batch, number: int) -> None:
-        self._barren = 0 if batch.rollouts else self._barren + 1
+    def _warn_if_barren(self, used: int, number: int) -> None:
+        self._barren = 0 if used else self._barren + 1
         if self._barren == BARREN_ROUNDS:
             self._barren = 0
             self.journal.event("nothing_informative", round=number, rounds=BARREN_ROUNDS)
@@ -274,7 +237,7 @@ class Worker:
                 "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
             )
 
-    def _warn_if_discounted(self, learnt: dict[str, float], number: int) -> None:
+    def _warn_if_discounted(self, learnt: dict[str, Any], number: int) -> None:
         """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
         weighed = learnt.get("external_weighed", 0.0)
         if not weighed:
@@ -285,13 +248,6 @@ class Worker:
             self.journal.say(
                 f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
                 "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
-            )
-
-    def _tell_mutes(self, number: int) -> None:
-        for mute in self.exchange.standings.take_news():
-            self.journal.event("muted", round=number, **asdict(mute))
-            self.journal.say(
-                f"{mute.peer} is muted until round {mute.until}: it keeps sending bad files, the last was refused as {mute.reason}"
             )
 
     def _due(self, number: int) -> bool:
@@ -313,46 +269,39 @@ class Worker:
         resumed = self.checkpoints.restore(self._resume)
         number = resumed or 0
         self._mark_boundary(number)
-        self.journal.rewind(number)
         self.journal.event("started", resumed=resumed is not None, round=number)
         if resumed is None and self.evaluate and self.settings.eval_interval:
             self._evaluate(0)
-        return self.pace.first(number)
+        return self.swarm.first_round(number)
 
     def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         """Become what a checkpoint says that this node was; raise CheckpointError, with nothing changed, where that cannot be."""
         state = typed(node_state, NodeState)
         if state.evaluated_at > number:
             raise CheckpointError(f"it says that round {state.evaluated_at} was evaluated, which comes after its own")
-        before = self.tasks.state(), self.exchange.state()
+        before = self.tasks.state(), self.swarm.state()
         try:
             self.tasks.restore(state.tasks)
-            self.exchange.restore(state.exchange)
+            self.swarm.restore(state.swarm)
             self.trainer.restore(trainer_state)
         except CheckpointError:
             self.tasks.restore(before[0])
-            self.exchange.restore(before[1])
+            self.swarm.restore(before[1])
             raise
         self.totals = Counter(state.totals)
         self._barren, self._evaluated_at, self._saved_at = state.barren, state.evaluated_at, number
-        self.exchange.policy_version = self.trainer.policy_version
 
     def _next_round(self, number: int) -> int:
         if number + 1 >= self.settings.max_rounds:
             return number + 1
-        return self.pace.following(number, lambda: self._wait(number + 1))
-
-    def _wait(self, number: int) -> None:
-        self.publisher.check()
-        self._step("waiting for the next round to be announced", number)
-        if not self.publisher.background:
-            self.publisher.pump()
+        return self.swarm.next_round(number, lambda: self._step("waiting for the next round to be announced", number + 1))
 
     # Stopping and saving
 
     def _step(self, doing: str, number: int) -> None:
         """Between two steps of a round: a stop asked for by now ends the round here."""
         self._obey_stop()
+        self.journal.tell(self.swarm.news())
         self.journal.state(doing, number)
 
     def _obey_stop(self) -> None:
@@ -363,7 +312,7 @@ class Worker:
         """Remember everything but the weights as it is between two rounds; a round that is left half-way counts as not begun."""
         node_state = {
             "tasks": self.tasks.state(),
-            "exchange": self.exchange.state(),
+            "swarm": self.swarm.state(),
             "totals": dict(self.totals),
             "barren": self._barren,
             "evaluated_at": self._evaluated_at,

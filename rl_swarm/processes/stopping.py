@@ -20,6 +20,14 @@ SPARE_SECONDS = 15.0
 NODE_SECONDS = STEP_SECONDS + SAVE_SECONDS + PUSH_SECONDS + PUSH_KILL_SECONDS + DRAIN_SECONDS + MERGE_SECONDS
 LAUNCHER_SECONDS = NODE_SECONDS + SPARE_SECONDS  # a node that has not ended by then hangs
 
+
+class Stop:
+    """Asked for by a signal, obeyed between the steps of a round."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+
 LAUNCHER = "RL_SWARM_LAUNCHER"  # the variable with which a launcher tells its nodes its own process id
 LOOK_SECONDS = 1.0  # between two looks whether the launcher is still there
 

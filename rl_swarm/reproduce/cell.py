@@ -17,11 +17,11 @@ import msgspec
 
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config, load
-from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim
-from rl_swarm.node.worker import Stop, Worker
+from rl_swarm.node.worker import Worker
+from rl_swarm.processes.stopping import Stop
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell
 from rl_swarm.reproduce.results import CellResult, node_rounds, save
@@ -29,7 +29,8 @@ from rl_swarm.reproduce.split import LOOKED_BACK, Split, adapted
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.membership import enter
+from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.tasks import tasks_version, warm_up
 
 LAYOUT = Layout("reproduce")
@@ -114,26 +115,31 @@ def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path) -> _M
     learner = make_learner(node.config, node.local.node_id)
     if environment["MODEL_NAME"].startswith(QUANTISED):
         quantise(learner.policy.model)
-    worker = make_worker(
-        node,
-        tasks=learner.tasks,
-        policy=learner.policy,
-        trainer=learner.trainer,
-        checkpoints=_NoCheckpoints(),
-        evaluate=HeldOut(learner.tasks, learner.policy),
-    )
+    worker = make_worker(node, learner, _NoCheckpoints())
     return _Member(worker, journal, node.local)
 
 
 def _open_node(environment: dict[str, str], node_id: str, store: MemoryStore, folder: Path) -> tuple[Node, _Remembering]:
-    """As `node.open_node` does it, without signals, threads and a registration."""
+    """As `node.open_node` does it, without signals and threads."""
     clock = SystemClock()
     config = _config(environment | {"NODE_ID": node_id, "RL_SWARM_HOME": str(folder)})
     experiment = experiments.publish(store, LAYOUT, config, tasks_version(), clock)
     local = claim(config, experiment)
-    publisher = Publisher(store, local.spool, clock, background=False)
-    journal = _Remembering(store, LAYOUT, node_id, publisher, clock, console=None)
-    return Node(config, clock, Stop(), store, LAYOUT, experiment, local, publisher, journal), journal
+    journal, news = _Remembering(local.record, LAYOUT, node_id, clock, console=None), Newsbox()
+    member = enter(
+        config,
+        store,
+        experiment,
+        None,
+        folder=local.path,
+        record=local.record,
+        session="",
+        clock=clock,
+        news=news,
+        doing=lambda: journal.doing,
+        background=False,
+    )
+    return Node(config, clock, Stop(), experiment, local, journal, news, member), journal
 
 
 def _config(environment: dict[str, str]) -> Config:

@@ -8,7 +8,6 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from rl_swarm.clock import Clock
-from rl_swarm.learning.selection import Batch
 from rl_swarm.rollout import Completion, Rollout
 
 
@@ -33,16 +32,15 @@ def own_figures(own: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def batch_figures(batch: Batch, number: int) -> dict[str, Any]:
+def batch_figures(own: Sequence[Rollout], external: Sequence[Rollout], number: int) -> dict[str, Any]:
     """What the update was made of, with the ids, so that anyone can recompute who learnt from whom."""
     return {
-        "informative": len(batch.own),
-        "own_used": len(batch.own),
-        "own_ids": [rollout.id for rollout in batch.own],
-        "external_used": len(batch.external),
-        "external_ids": [rollout.id for rollout in batch.external],
-        "external_age": _mean(number - rollout.round for rollout in batch.external),
-        "external_reward": _mean(rewards_of(batch.external)),
+        "own_used": len(own),
+        "own_ids": [rollout.id for rollout in own],
+        "external_used": len(external),
+        "external_ids": [rollout.id for rollout in external],
+        "external_age": _mean(number - rollout.round for rollout in external),
+        "external_reward": _mean(rewards_of(external)),
     }
 
 

@@ -36,8 +36,8 @@ REMEDIES = {  # errors that mean this one name cannot be used; the store itself 
     errno.EACCES: "no permission: let its owner run chmod -R, folders should have the mode of the shared folder itself",
     errno.EPERM: "not permitted: let its owner remove it",
     errno.ENAMETOOLONG: "the name is too long",
-    errno.EFBIG: "it is as large as a file can be: remove it",
 }
+LONGEST_FILE = 1 << 34  # beyond which nothing is appended; a file with holes costs a stranger nothing, and has an end, too
 HELD = "another process holds it (a lease): remove it, or end that process"
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
 HANG_SECONDS = 15.0  # a mount that has not answered by then is away
@@ -143,6 +143,8 @@ class FolderStore(Store):
         """Add whole lines: half a line that a killed process left is ended first, and of a write that fails nothing stays."""
         with self._opened(key, make=True) as (folder, name), folder.writing(name) as file:
             end = file.seek(0, os.SEEK_END)
+            if end > LONGEST_FILE:
+                raise Refused(f"{key} has {end} bytes, which no node wrote: remove it")
             if end:
                 file.seek(end - 1)
                 data = data if file.read(1) == b"\n" else b"\n" + data

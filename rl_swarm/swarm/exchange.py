@@ -27,10 +27,10 @@ from msgspec import Meta
 from rl_swarm.clock import Clock
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
-from rl_swarm.learning.selection import eligible
 from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.store import Store
+from rl_swarm.swarm.choice import eligible
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.peers import NodeName
 from rl_swarm.swarm.publisher import Publisher
@@ -77,6 +77,7 @@ class _File:
     key: str
     node_id: str
     round: int
+    stage: int
 
 
 class Exchange:
@@ -104,10 +105,10 @@ class Exchange:
         self.used: dict[str, int] = {}  # rollout id → its round, for the rounds of the window
         self.trained: dict[str, None] = {}  # text ids of what was trained on, own or external, newest last
         self.standings = Standings()
-        self.policy_version = 0
         self.verify_seconds = 0.0
         self._ahead = ReadAhead(publisher.background)
         self._outbox: list[Rollout] = []
+        self._outbox_version = 0
         self._pool: dict[str, Rollout] = {}
         self._pool_texts: dict[str, int] = {}  # text id of every rollout in the pool → its round
         self._read: dict[str, int] = {}  # key of every file that needs no second look → its round
@@ -116,14 +117,15 @@ class Exchange:
 
     # Publishing
 
-    def offer(self, rollout: Rollout) -> None:
+    def offer(self, rollout: Rollout, policy_version: int) -> None:
         """Take one own rollout; with frequency 'generation' it is published at once."""
         if eligible(rollout, self.settings.choice):
             self._remember(rollout)  # a peer that sends it back sends nothing new
         if self.settings.frequency == "generation":
-            self._publish([rollout], rollout.slot)
+            self._publish([rollout], rollout.slot, policy_version)
         else:
             self._outbox.append(rollout)
+            self._outbox_version = policy_version
 
     def end_stage(self) -> None:
         if self.settings.frequency == "stage":
@@ -134,10 +136,10 @@ class Exchange:
 
     def _flush(self) -> None:
         if self._outbox:
-            self._publish(self._outbox, None)
+            self._publish(self._outbox, None, self._outbox_version)
             self._outbox = []
 
-    def _publish(self, rollouts: list[Rollout], slot: int | None) -> None:
+    def _publish(self, rollouts: list[Rollout], slot: int | None, policy_version: int) -> None:
         first = rollouts[0]
         bundle = Bundle(
             experiment=self.layout.experiment_name,
@@ -146,7 +148,7 @@ class Exchange:
             stage=first.stage,
             timestamp=self.clock.wall(),
             model=self.settings.model,
-            policy_version=self.policy_version,
+            policy_version=policy_version,
             tasks_version=self.settings.tasks_version,
             rollouts=tuple(rollouts),
         )
@@ -156,11 +158,11 @@ class Exchange:
 
     # Gathering
 
-    def look_ahead(self, round_number: int, wanted: int, chooser: random.Random) -> None:
+    def look_ahead(self, round_number: int, stage: int, wanted: int, chooser: random.Random) -> None:
         """Begin to fetch what this round's `gather`, given a generator in the same state, will look into as far as it is there."""
 
         def plan(ended: Callable[[], bool]) -> list[str]:
-            return [file.key for file in self._plan(round_number, wanted, chooser, ended)]
+            return [file.key for file in self._plan(round_number, stage, wanted, chooser, ended)]
 
         def fetch(key: str) -> bytes:
             data = self._get(key)
@@ -170,7 +172,7 @@ class Exchange:
         if wanted:
             self._ahead.begin(plan, wanted, fetch)
 
-    def gather(self, round_number: int, wanted: int, chooser: random.Random) -> list[Rollout]:
+    def gather(self, round_number: int, stage: int, wanted: int, chooser: random.Random) -> list[Rollout]:
         """Informative, verified, unused external rollouts of the window; at least `wanted` if there are and the budget allows."""
         deadline = self.clock.monotonic() + self.settings.fetch_seconds
         self._ahead.end()
@@ -180,7 +182,7 @@ class Exchange:
         allowances: dict[str, Allowance] = defaultdict(partial(Allowance.of_round, wanted))
         looked_into = 0
         try:
-            for file in self._plan(round_number, wanted, chooser):
+            for file in self._plan(round_number, stage, wanted, chooser):
                 if self.clock.monotonic() >= deadline or (len(self._pool) >= wanted and looked_into >= wanted):
                     break
                 if not allowances[file.node_id].spent and not self.standings.muted(file.node_id, round_number):
@@ -224,18 +226,18 @@ class Exchange:
             del self.trained[next(iter(self.trained))]
 
     def _plan(
-        self, round_number: int, wanted: int, chooser: random.Random, ended: Callable[[], bool] = lambda: False
+        self, round_number: int, stage: int, wanted: int, chooser: random.Random, ended: Callable[[], bool] = lambda: False
     ) -> list[_File]:
-        return self._in_turn(self._unread(round_number, ended), max(FILES, wanted), chooser)
+        return self._in_turn(self._unread(round_number, stage, ended), max(FILES, wanted), chooser)
 
-    def _unread(self, round_number: int, ended: Callable[[], bool]) -> set[_File]:
+    def _unread(self, round_number: int, stage: int, ended: Callable[[], bool]) -> set[_File]:
         files = set()
         for number in range(max(0, round_number - self.settings.window + 1), round_number + 1):
             if ended():
                 break
-            folder = self.layout.rollouts_of(number)
+            folder = self.layout.rollouts_of(number, stage)
             for name in self.store.list(folder):
-                file = _File(f"{folder}/{name}", node_of_file(name) or "", number)
+                file = _File(f"{folder}/{name}", node_of_file(name) or "", number, stage)
                 if file.node_id in ("", self.settings.node_id) or self.standings.muted(file.node_id, round_number):
                     continue
                 if file.key not in self._read and file.key not in self._bad:
@@ -291,8 +293,9 @@ class Exchange:
         except Incomplete:
             decode_plain(data)  # raises Incomplete unless it is the plain documented form, which nobody can check
             raise BadDocument("unverifiable", "no question that can be regenerated") from None
-        if (bundle.experiment, bundle.node_id, bundle.round) != (self.layout.experiment_name, file.node_id, file.round):
-            raise BadDocument("misplaced", f"{bundle.experiment}/{bundle.round}/{bundle.node_id} lies at {file.key}")
+        said = (bundle.experiment, bundle.node_id, bundle.round, bundle.stage)
+        if said != (self.layout.experiment_name, file.node_id, file.round, file.stage):
+            raise BadDocument("misplaced", f"{said} lies at {file.key}")
         self.signatures.check(file.key, data, bundle.node_id)
         return bundle
 

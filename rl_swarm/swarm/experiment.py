@@ -15,7 +15,7 @@ from rl_swarm.identity import Identity, allowed_keys, can_check
 from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.signatures import sign, signer
+from rl_swarm.swarm.signatures import Signatures, sign, signer
 from rl_swarm.tasks import canonical, tasks_of
 
 Text = Annotated[str, Meta(max_length=200)]
@@ -132,6 +132,16 @@ def address(store: Store, experiment: Experiment) -> str:
 def announcers(experiment: Experiment) -> frozenset[str]:
     """The keys that may announce rounds; none where the experiment is not signed, so that anybody may."""
     return frozenset((experiment.key, *experiment.announcers)) if experiment.key else frozenset()
+
+
+def check_announcer(role: str, signatures: Signatures) -> None:
+    """Stop a coordinator whose key may not announce rounds."""
+    public = signatures.identity.public if signatures.identity else None
+    if role == "coordinator" and signatures.announcers and public not in signatures.announcers:
+        raise ConfigError(
+            f"SWARM_IDENTITY may not announce rounds in this experiment, its key is {public}: use the founder's, or have the "
+            "experiment started with SWARM_COORDINATOR_KEYS that name this one"
+        )
 
 
 def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str]]:

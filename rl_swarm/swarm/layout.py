@@ -98,6 +98,14 @@ class Layout:
     def log(self, node_id: str, name: str) -> str:
         return f"{self.logs}/{node_id}/{name}"
 
+    def system_info(self, node_id: str) -> str:
+        return self.log(node_id, "system_info.json")
+
+    def journals(self, node_id: str) -> tuple[str, ...]:
+        """Everything that a node writes about itself and that grows."""
+        names = ("metrics.jsonl", "training_events.jsonl", "stdout.log", "stderr.log")
+        return (*(self.log(node_id, name) for name in names), self.progress(node_id))
+
     def progress(self, node_id: str) -> str:
         return f"{self.root}/progress_{node_id}.jsonl"
 

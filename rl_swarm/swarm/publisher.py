@@ -46,6 +46,7 @@ class Publisher:
         beat_seconds: float = 30.0,
         background: bool = True,
         mine: Callable[[str, bytes], bool] = lambda key, data: False,
+        copy: Callable[[bool], None] = lambda all_of_it: None,
     ) -> None:
         self.store = store
         self.folder = folder
@@ -54,6 +55,7 @@ class Publisher:
         self.away_since: float | None = None
         self.background = background
         self._mine = mine  # whether a document is this node's own, so that nothing else may have its name
+        self._copy = copy  # brings journals to the store, all of it when this node stops
         self._beat = beat
         self._beat_seconds = beat_seconds
         self._last_sent = self._last_beat = clock.monotonic()
@@ -106,6 +108,7 @@ class Publisher:
             try:
                 while (item := self._take_next()) is not None:
                     self._send(item)
+                self._copy(self._closing)
                 if self._upload:
                     self._send_large(self._upload)
                 self._beat_if_due()
@@ -127,11 +130,11 @@ class Publisher:
 
     def close(self, patience_seconds: float) -> None:
         """Send what waits, for at most this long; what is left stays on disk for the next start."""
+        self._closing = True
         if not self._thread:
             self.pump()
             return
         with self._wake:
-            self._closing = True
             self._wake.notify()
         self._thread.join(patience_seconds)
         with self._wake:

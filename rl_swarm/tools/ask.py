@@ -90,7 +90,7 @@ class Answers:
 def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
     """The experiment that the settings name, with its own settings beneath them; raise ConfigError if nobody has started it."""
     config = configuration.load(environment, flags)
-    configuration.require(config, "store", "experiment")
+    configuration.require_run(config)
     store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
     experiment = experiments.read(store, layout)
     if experiment is None:

@@ -21,7 +21,6 @@ from rich.text import Text
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, ModelError
-from rl_swarm.learning.selection import informative
 from rl_swarm.randomness import key as derive
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
@@ -279,7 +278,7 @@ def tally_of(rollout: Rollout) -> Tally:
     done = rollout.completions
     return Tally(
         questions=1,
-        informative=int(informative(rollout)),
+        informative=int(rollout.informative),
         completions=len(done),
         tagged=sum(parsed_answer(each.text) is not None for each in done),
         cut_off=sum(each.finish == "length" for each in done),

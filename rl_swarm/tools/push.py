@@ -184,7 +184,7 @@ def make_pusher(node: "Node", policy: "Policy") -> HubPusher | None:
     def write_export(folder: Path, number: int) -> None:
         node.journal.flush()  # so that the card has the newest figures
         tasks_version = node.experiment.tasks_version
-        write(folder, policy, collect(config, node.store, node_id, number, model=policy.name, tasks_version=tasks_version))
+        write(folder, policy, collect(config, node.record, node_id, number, model=policy.name, tasks_version=tasks_version))
 
     def report(line: str) -> None:
         node.journal.say(line)

@@ -4,7 +4,6 @@ import pytest
 
 from checks.poison import ALONE, ATTACKS, GROUP, OWN, Hostile, Outcome, run, table
 from rl_swarm.config import load
-from rl_swarm.learning.selection import informative
 from rl_swarm.node.learner import make_learner
 from rl_swarm.rollout import decode
 from rl_swarm.store.memory import MemoryStore
@@ -24,7 +23,7 @@ def test_rollouts_keep_to_the_rules_and_only_lies_are_worth_nothing(attack: str,
     assert (bundle.node_id, bundle.round, len(bundle.rollouts)) == ("hostile_0", 3, OWN)
     for rollout in map(honest.tasks.verify, bundle.rollouts):
         assert len(rollout.completions) == GROUP
-        assert informative(rollout) == (attack != "liars")
+        assert rollout.informative == (attack != "liars")
         if attack != "liars":
             assert rollout.rewards[0] == 1.0 > rollout.rewards[-1]
 

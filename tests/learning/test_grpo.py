@@ -15,21 +15,6 @@ def close(actual: torch.Tensor, expected: object, tolerance: float = 1e-6) -> No
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([0.0, 1.0], True),
-        ([0.0, 0.05], True),
-        ([0.0, 0.01, 0.04], False),
-        ([0.01] * 8, False),
-        ([1.0], False),
-        ([], False),
-    ],
-)
-def test_informative_is_a_matter_of_range(rewards: list[float], expected: bool) -> None:
-    assert grpo.informative(torch.tensor(rewards, dtype=torch.float64), 0.05) is expected
-
-
 def test_group_advantages() -> None:
     close(grpo.group_advantages(torch.tensor([0.0, 1.0])), [-1.0, 1.0])
     # mean 0.25, population variance (3 · 0.0625 + 0.5625) / 4 = 0.1875
@@ -70,7 +55,7 @@ def test_read_logits() -> None:
 @pytest.mark.parametrize("cached_values", [1 << 18, 5])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_read_logits_has_the_textbook_gradient(temperature: float, cached_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo, "CACHED_VALUES", cached_values)
+    monkeypatch.setattr(logits_of, "CACHED_VALUES", cached_values)
     generator = torch.Generator().manual_seed(0)
     logits, weights = torch.randn(7, 5, generator=generator), torch.randn(7, generator=generator)
     ids = torch.tensor([0, 4, 2, 2, 1, 3, 0])

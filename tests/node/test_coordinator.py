@@ -6,16 +6,16 @@ import pytest
 
 from rl_swarm.document import seal
 from rl_swarm.node.coordinator import MOST_ASKED, MOST_NAMED, MOST_PASSED, Coordinator, CoordinatorSettings
-from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Stop
+from rl_swarm.processes.stopping import Stop
 from rl_swarm.runs import progress
 from rl_swarm.store.base import Transient
+from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout, round_of_file
 from rl_swarm.swarm.peers import Pulse, Registration, register
-from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
 from tests.support.clocks import VirtualClock
+from tests.support.members import journal_of, member_of
 
 LAYOUT = Layout("trial")
 
@@ -40,10 +40,9 @@ class Scripted(VirtualClock):
 
 
 def make(store: MemoryStore, clock: VirtualClock, tmp_path: Path, node_id: str = "boss", **settings: Any) -> Coordinator:
-    publisher = Publisher(store, tmp_path / node_id, clock, background=False)
-    journal = Journal(store, LAYOUT, node_id, publisher, clock, console=None)
     chosen = CoordinatorSettings(node_id, **({"max_rounds": 3, "round_interval": 60.0} | settings))
-    return Coordinator(chosen, store, LAYOUT, journal, clock, Stop())
+    member = member_of(store, tmp_path, node_id, clock)
+    return Coordinator(chosen, member, journal_of(member, tmp_path), Stop())
 
 
 def join(store: MemoryStore, *names: str) -> None:
@@ -120,8 +119,7 @@ def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:
     assert coordinator.run() == "stopped"
     assert announced(store) == [0]
     assert coordinator.journal.doing[0] == "stopped"
-    coordinator.journal.flush()
-    assert "none is live" in str(store._data)
+    assert any("none is live" in str(row["data"]) for row in progress_events(coordinator))
 
 
 def test_the_timer_closes_a_round_whatever_was_submitted(tmp_path: Path) -> None:
@@ -411,5 +409,5 @@ def test_announcements_that_nobody_can_read_do_not_end_the_run_early(tmp_path: P
 
 
 def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:
-    coordinator.journal.flush()
-    return progress.events(coordinator.store, LAYOUT, coordinator.settings.node_id)
+    record = FolderStore(coordinator.journal._root)
+    return progress.events(record, LAYOUT, coordinator.settings.node_id)

@@ -1,4 +1,4 @@
-"""Journals and their reader: in place on a local disk, in segments elsewhere."""
+"""Journals on a node's own disk, their copies in the store, and the reader of both: in place on a local disk, else in segments."""
 
 import json
 import os
@@ -9,20 +9,43 @@ from typing import Any
 import pytest
 
 from rl_swarm.clock import Clock
-from rl_swarm.node.journal import SEGMENT_SECONDS, Journal
+from rl_swarm.errors import StoreAway
+from rl_swarm.node.journal import Journal
 from rl_swarm.runs import progress
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.copies import SEGMENT_SECONDS, TRIES, Copies
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
 
 LAYOUT = Layout("trial")
+METRICS = LAYOUT.log("me", "metrics.jsonl")
 
 
-def make(store: Store, tmp_path: Path, clock: Clock) -> Journal:
-    return Journal(store, LAYOUT, "me", Publisher(store, tmp_path / "spool", clock, background=False), clock, console=None)
+class Copied(Journal):
+    """A journal whose lines are brought to a store, now and then or when it is flushed."""
+
+    def __init__(self, store: Store, folder: Path, clock: Clock, said: list[str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "record", LAYOUT, "me", clock, console=None)
+        tell = (said if said is not None else []).append
+        self.copies = Copies(folder / "record", LAYOUT.journals("me"), store, folder / "copied", clock, tell)
+
+    def bring(self) -> None:
+        self.copies.bring()
+
+    def flush(self) -> None:
+        super().flush()
+        self.copies.bring(all_of_it=True)
+
+    def merge(self, seconds: float) -> None:
+        self.copies.merge(self.clock.monotonic() + seconds)
+
+
+def make(store: Store, tmp_path: Path, clock: Clock) -> Copied:
+    return Copied(store, tmp_path / "node", clock)
 
 
 @pytest.fixture(params=["disk", "mount", "memory"])
@@ -40,6 +63,7 @@ def test_rows_are_read_back_in_order_and_once_before_and_after_merging(store: St
         for number in range(10):
             journal.metrics({"round": life * 10 + number, "reward": 0.5})
             clock.sleep(SEGMENT_SECONDS / 4)
+            journal.bring()
         journal.flush()
         assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
         journal.merge(60.0)
@@ -56,7 +80,6 @@ def test_a_round_done_again_counts_once(store: Store, tmp_path: Path) -> None:
     first.flush()
     clock.sleep(5)
     second = make(store, tmp_path, clock)
-    second.rewind(3)
     for number in range(3, 6):
         second.metrics({"round": number, "reward": 0.9})
     second.flush()
@@ -67,24 +90,67 @@ def test_a_disk_journal_grows_in_place_and_survives_half_a_line(tmp_path: Path) 
     store = FolderStore(tmp_path, VirtualClock(), local=True)
     journal = make(store, tmp_path / "local", VirtualClock())
     journal.metrics({"round": 0})
-    path = tmp_path / LAYOUT.log("me", "metrics.jsonl")
+    journal.bring()
+    path = tmp_path / METRICS
     assert path.read_text().endswith("\n")
     path.write_text(path.read_text() + '{"round": 1, "rew')
     assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
 
 
 def test_lines_written_while_the_disk_refuses_are_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "disk", LAYOUT, "me", VirtualClock(), console=None)
+    journal.event("one")
+    (tmp_path / "disk").rename(tmp_path / "away")
+    (tmp_path / "disk").write_text("no folder")
+    journal.event("two")
+    (tmp_path / "disk").unlink()
+    (tmp_path / "away").rename(tmp_path / "disk")
+    journal.event("three")
+    record = FolderStore(tmp_path / "disk", VirtualClock())
+    assert [row["event_type"] for row in progress.events(record, LAYOUT, "me")] == ["one", "two", "three"]
+
+
+def test_lines_written_while_the_store_is_away_are_copied_later(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     root.mkdir()
     store = FolderStore(root, VirtualClock(), local=True)
     journal = make(store, tmp_path, VirtualClock())
     journal.event("one")
+    journal.bring()
     root.rename(tmp_path / "away")
     journal.event("two")
+    with pytest.raises(StoreAway):
+        journal.bring()
     assert not root.exists()
     (tmp_path / "away").rename(root)
     journal.event("three")
+    journal.bring()
     assert [row["event_type"] for row in progress.events(store, LAYOUT, "me")] == ["one", "two", "three"]
+
+
+def test_what_a_killed_node_did_not_get_to_is_copied_at_its_next_start(store: Store, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    killed = make(store, tmp_path, clock)
+    killed.say("first")
+    killed.flush()
+    killed.say("last words")
+    clock.sleep(SEGMENT_SECONDS)
+    make(store, tmp_path, clock).flush()
+    assert progress.lines(store, LAYOUT.log("me", "stdout.log")) == ["first", "last words"]
+
+
+def test_nothing_in_the_store_is_ever_read(tmp_path: Path) -> None:
+    class WriteOnly(MemoryStore):
+        def _get(self, key: str, limit: int, offset: int) -> bytes:
+            raise AssertionError("somebody else's files may lie there")
+
+        def _list(self, folder: str) -> list[str]:
+            raise AssertionError("and thousands of names")
+
+    journal = make(WriteOnly(clock=VirtualClock()), tmp_path, VirtualClock())
+    journal.metrics({"round": 0})
+    journal.flush()
+    journal.merge(10.0)
 
 
 def test_status_names_what_a_node_does_and_since_when(store: Store, tmp_path: Path) -> None:
@@ -118,6 +184,7 @@ def test_the_tail_of_a_long_journal_is_read_without_the_rest(tmp_path: Path, mon
     journal = make(store, tmp_path / "local", VirtualClock())
     for number in range(3000):
         journal.event("x" * 50, number=number)
+    journal.flush()
     read: list[dict[str, Any]] = progress.last_rows(store, LAYOUT.log("me", "training_events.jsonl"))
     assert read[-1]["data"]["number"] == 2999
     assert len(read) < 1000
@@ -136,13 +203,12 @@ def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> No
 
 
 def test_a_half_line_that_a_killed_process_left_spoils_no_other(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path, VirtualClock(), local=True)
-    journal = make(store, tmp_path / "local", VirtualClock())
+    journal = Journal(tmp_path, LAYOUT, "me", VirtualClock(), console=None)
     journal.metrics({"round": 0})
-    path = tmp_path / LAYOUT.log("me", "metrics.jsonl")
+    path = tmp_path / METRICS
     path.write_text(path.read_text() + '{"round": 1, "rew')
     journal.metrics({"round": 1})
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1]
+    assert [row["round"] for row in progress.metrics(FolderStore(tmp_path), LAYOUT, "me")] == [0, 1]
 
 
 def test_merging_removes_no_segment(tmp_path: Path) -> None:
@@ -156,43 +222,30 @@ def test_merging_removes_no_segment(tmp_path: Path) -> None:
     assert before and progress.segment_keys(store, LAYOUT.log("me", "metrics.jsonl")) == before
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 3.0])
-def test_merging_ends_at_its_limit_and_leaves_no_half_file(tmp_path: Path, seconds: float) -> None:
+def test_merging_begins_nothing_when_its_time_is_over(tmp_path: Path) -> None:
     class Slow(MemoryStore):
-        def _get(self, key: str, limit: int, offset: int) -> bytes:
-            clock.sleep(0.5)
-            return super()._get(key, limit, offset)
-
         def _rewrite(self, key: str, data: bytes) -> None:
-            assert clock.now <= began + seconds, "nothing is written when the time is over"
+            clock.sleep(2.0)
             super()._rewrite(key, data)
 
     clock = VirtualClock()
     store = Slow(clock=clock)
     journal = make(store, tmp_path, clock)
-    for number in range(4):
-        journal.metrics({"round": number})
-        journal.event("something")
-        journal.flush()
-    began = clock.now
-    journal.merge(seconds)
-    assert clock.now - began <= seconds + 0.5 * 4
-    merged = [key for key in store._data if key.endswith(("/metrics.jsonl", "/training_events.jsonl"))]
-    assert len(merged) == {0.0: 0, 1.0: 0, 3.0: 1}[seconds]
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2, 3]
-
-
-def test_another_thread_s_line_is_said_when_the_loop_reports_next(tmp_path: Path) -> None:
-    store, clock, said = MemoryStore(), VirtualClock(), list[str]()
-    journal = make(store, tmp_path, clock)
-    journal.console = said.append
-    journal.later("name_in_use", "somebody else is here")
-    assert said == []
-    journal.state("training", 1)
-    journal.state("training", 1)
-    assert said == ["somebody else is here"]
+    journal.metrics({"round": 0})
+    journal.event("something")
     journal.flush()
-    assert [row["event_type"] for row in progress.events(store, LAYOUT, "me")] == ["name_in_use", "state"]
+    journal.merge(1.0)
+    assert METRICS in store._data and LAYOUT.log("me", "training_events.jsonl") not in store._data
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
+
+
+def test_news_are_said_and_recorded(tmp_path: Path) -> None:
+    said = list[str]()
+    journal = Journal(tmp_path, LAYOUT, "me", VirtualClock(), said.append)
+    journal.tell([News("name_in_use", "somebody else is here"), News("went_on_alone", details={"round": 3})])
+    assert said == ["somebody else is here"]
+    found = [(row["event_type"], row["data"]) for row in progress.events(FolderStore(tmp_path), LAYOUT, "me")]
+    assert found == [("name_in_use", {"message": "somebody else is here"}), ("went_on_alone", {"round": 3})]
 
 
 def test_a_console_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
@@ -220,10 +273,9 @@ def test_a_status_survives_rows_that_make_no_sense(store: Store, row: dict[str, 
 
 
 def test_a_line_that_a_full_disk_cut_is_written_whole_later(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path, VirtualClock(), local=True)
-    journal = make(store, tmp_path / "local", VirtualClock())
+    journal = Journal(tmp_path, LAYOUT, "me", VirtualClock(), console=None)
     journal.metrics({"round": 0})
-    path = tmp_path / LAYOUT.log("me", "metrics.jsonl")
+    path = tmp_path / METRICS
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
     try:
@@ -241,6 +293,7 @@ def test_lines_that_were_said_twice_stay_twice(store: Store, tmp_path: Path) -> 
         for line in ("waiting", "round 1", "waiting", "waiting"):
             journal.say(line)
             clock.sleep(SEGMENT_SECONDS)
+            journal.bring()
         journal.flush()
         journal.merge(10)
     key = LAYOUT.log("me", "stdout.log")
@@ -252,10 +305,9 @@ def test_what_grew_in_place_before_the_folder_was_a_mount_is_not_lost(tmp_path: 
     clock = VirtualClock()
     disk, mount = (FolderStore(tmp_path, clock, local=local) for local in (True, False))
     for store, line in ((disk, "first"), (mount, "second")):
-        journal = make(store, tmp_path / "local", clock)
+        journal = Copied(store, tmp_path / f"disk of {line}", clock)  # the node has moved, too
         journal.say(line)
         journal.flush()
-        journal.merge(10)
     assert progress.lines(disk, LAYOUT.log("me", "stdout.log")) == ["first", "second"]
 
 
@@ -274,17 +326,27 @@ def test_what_somebody_put_in_the_place_of_a_journal_is_said_and_stops_nothing(p
         path.touch(mode=0)
         if os.access(path, os.W_OK):
             pytest.skip("this user may write to everything")
-    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
-    journal = Journal(store, LAYOUT, "me", publisher, VirtualClock(), said.append)
-    journal.rewind(0)
+    journal = Copied(store, tmp_path / "node", VirtualClock(), said)
     for number in range(3):
         journal.metrics({"round": number})
+        journal.bring()
     [line] = said
-    assert "metrics.jsonl cannot be used" in line
+    assert "metrics.jsonl cannot be used" in line and str(tmp_path / "node" / "record") in line
     assert progress.metrics(store, LAYOUT, "me") == []
     path.rmdir() if plant == "folder" else path.unlink()
-    journal.flush()
+    make(store, tmp_path, VirtualClock()).flush()
     assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2]
+
+
+def test_numbers_of_segments_that_somebody_took_are_gone_past(tmp_path: Path) -> None:
+    clock, said = VirtualClock(), list[str]()
+    store = FolderStore(tmp_path, clock, local=False)
+    journal = Copied(store, tmp_path / "node", clock, said)
+    for taken in range(TRIES - 1):
+        store.put(Layout.segment(METRICS, int(clock.wall()) + taken), b"{}\n")
+    journal.metrics({"round": 0})
+    journal.flush()
+    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0] and not said
 
 
 def test_a_segment_far_in_the_future_hides_nothing(tmp_path: Path) -> None:

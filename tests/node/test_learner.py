@@ -34,6 +34,7 @@ from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.tasks import tasks_version
 from rl_swarm.tools.push import make_pusher
 from tests.support.learning import LAYOUT, make_worker, same, weights
+from tests.support.members import copy_journals
 from tests.support.tiny_models import gpt2, plain_tokenizer
 
 
@@ -58,7 +59,7 @@ def test_external_rollouts_reach_the_weights(tmp_path: Path) -> None:
         for number in range(3):
             peer.play(number)
             among.play(number)
-        among.journal.flush()
+        copy_journals(among)
         return weights(among), sum(row["external_used"] for row in progress.metrics(store, LAYOUT, "me"))
 
     (without, none), (with_peers, used) = train(0), train(4)
@@ -82,7 +83,7 @@ def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path
         other.play(number)
     used = {}
     for worker in (nano, other):
-        worker.journal.flush()
+        copy_journals(worker)
         rows = progress.metrics(store, LAYOUT, worker.settings.node_id)
         used[worker.settings.node_id] = [rollout_id for row in rows for rollout_id in row["external_ids"]]
         assert all(row["loss"] == row["loss"] for row in rows), "a loss is not a number"
@@ -112,7 +113,7 @@ def test_evaluation_comes_before_the_first_round_and_at_its_interval(tmp_path: P
     store = MemoryStore()
     worker = make_worker(store, tmp_path, "me", MAX_ROUNDS=2, EVAL_INTERVAL=2, NUM_TRAIN_SAMPLES=2)
     worker.run()
-    worker.journal.flush()
+    copy_journals(worker)
     found = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "evaluation"]
     assert [row["round"] for row in found] == [0, 2]
     assert found[0]["held_out_questions"] >= 40
@@ -214,7 +215,7 @@ class Home:
         """As at the end of this round."""
         worker._mark_boundary(number)
         worker._save()
-        assert self.nodes[-1].publisher.pump()
+        assert self.nodes[-1].member.publisher.pump()
 
     @property
     def local(self) -> Path:
@@ -234,7 +235,7 @@ class Home:
 
     def close(self) -> None:
         for node in self.nodes:
-            node.publisher.close(10)
+            node.member.publisher.close(10)
             node.local.lock.close()
 
 
@@ -252,7 +253,7 @@ def some_weight(document: dict[str, Any]) -> torch.Tensor:
 PLANTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no node state": (lambda document: document.update(node={}), "no NodeState"),
     "no tasks": (lambda document: document["node"].update(tasks={}), "no Cursor"),
-    "no exchange": (lambda document: document["node"].update(exchange={}), "no ExchangeState"),
+    "no exchange": (lambda document: document["node"].update(swarm={}), "no ExchangeState"),
     "no trainer": (lambda document: document.update(trainer=7), "no trainer state"),
     "no optimizer": (lambda document: document["trainer"].update(optimizer={}), "optimizer state is not by parameter"),
     "not finite": (lambda document: some_weight(document).fill_(math.nan), "not finite"),
@@ -344,12 +345,13 @@ def test_a_fresh_machine_with_another_model_does_not_begin_anew(home: Home, tmp_
 def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp_path: Path) -> None:
     worker, _ = home.start()
     identity = load_identity(str(tmp_path / "keys" / "mine.pem"))
-    node = replace(home.nodes[-1], signatures=Signatures(identity, experiment_id=home.nodes[-1].experiment.experiment_id))
+    signatures = Signatures(identity, experiment_id=home.nodes[-1].experiment.experiment_id)
+    node = replace(home.nodes[-1], member=replace(home.nodes[-1].member, signatures=signatures))
     bytes_ = worker.trainer.trained_bytes  # type: ignore[attr-defined]
     signing = make_checkpoints(node, bytes_)
     for number in (10, 20, 30):
         signing.save(number, worker._boundary[1], worker.trainer.state())
-        assert node.publisher.pump()
+        assert node.member.publisher.pump()
     stored = sorted(path.name for path in (home.folder / "store" / LAYOUT.checkpoints).rglob("*.*"))
     assert stored == ["me.json", "me.json", "me.pt", "me.pt"]
     home.path(30).write_bytes(home.path(20).read_bytes())
@@ -363,7 +365,7 @@ def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp
     assert found == [20], "of round 30 it signed something else, of round 40 nothing"
     strange = Signatures(load_identity(str(tmp_path / "keys" / "other.pem")), experiment_id=node.experiment.experiment_id)
     with pytest.raises(CheckpointError, match="not signed with this node's key"):
-        check_endorsed(node.store, LAYOUT, "me", 20, checksum(home.path(20)), strange)
+        check_endorsed(node.member.store, LAYOUT, "me", 20, checksum(home.path(20)), strange)
 
 
 @pytest.mark.slow
@@ -430,12 +432,12 @@ def test_nano_learns_alone_on_five_seeds(tmp_path: Path) -> None:
         store = MemoryStore()
         frozen = make_worker(store, tmp_path / f"f{seed}", "base", SEED=seed, LEARNING_RATE=0, MAX_ROUNDS=32, EVAL_INTERVAL=0)
         frozen.run()
-        frozen.journal.flush()
+        copy_journals(frozen)
         base = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "base"))
         store = MemoryStore()
         worker = make_worker(store, tmp_path / f"w{seed}", "me", SEED=seed, MAX_ROUNDS=60, EVAL_INTERVAL=60)
         worker.run()
-        worker.journal.flush()
+        copy_journals(worker)
         last = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "me")[-10:])
         held_out = [row["data"]["held_out"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "evaluation"]
         ratios.append(last / base)

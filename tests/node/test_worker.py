@@ -9,44 +9,39 @@ import pytest
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import CheckpointError
-from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Stop, Worker, WorkerSettings
+from rl_swarm.node.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Learner, Worker, WorkerSettings
+from rl_swarm.processes.stopping import Stop
 from rl_swarm.rollout import Question, decode
 from rl_swarm.runs import progress
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
-from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
 from tests.support.clocks import VirtualClock
+from tests.support.members import member_of, worker_of
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 LAYOUT = Layout("trial")
 
 
 def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
-    parts = {name: more.pop(name) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate") if name in more}
+    parts = {name: more.pop(name, None) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate")}
+    interval = more.pop("round_interval", 60.0)
     settings = replace(WorkerSettings(node_id, max_rounds=5, own_count=2, group_size=4), **more)
-    publisher = Publisher(store, tmp_path / node_id, clock, background=False)
-    tasks = StandInTasks(node_id)
-    defaults: dict[str, Any] = {"policy": StandInPolicy(), "trainer": StandInTrainer(), "checkpoints": StandInCheckpoints()}
-    return Worker(
-        settings,
-        tasks=tasks,
-        rounds=Rounds(store, LAYOUT),
-        exchange=Exchange(store, LAYOUT, publisher, tasks.verify, clock, ExchangeSettings(node_id)),
-        publisher=publisher,
-        journal=Journal(store, LAYOUT, node_id, publisher, clock, console=None),
-        clock=clock,
-        **(defaults | parts),
+    learner = Learner(
+        StandInTasks(node_id), parts["policy"] or StandInPolicy(), parts["trainer"] or StandInTrainer(), parts["evaluate"]
     )
+    checkpoints = parts["checkpoints"] or StandInCheckpoints()
+    member = member_of(store, tmp_path, node_id, clock)
+    return worker_of(member, tmp_path, settings, learner, checkpoints, stop=parts["stop"], round_interval=interval)
 
 
 def finish(worker: Worker) -> list[dict[str, Any]]:
     worker.journal.flush()
-    return progress.metrics(worker.journal.store, LAYOUT, worker.settings.node_id)
+    member = worker.swarm.member
+    member.publisher.close(1.0)
+    return progress.metrics(member.store, LAYOUT, worker.settings.node_id)
 
 
 def announce(store: Store, number: int) -> None:
@@ -127,7 +122,7 @@ def test_hearing_of_a_round_makes_it_wait_again(tmp_path: Path) -> None:
 
     worker = make(store, tmp_path, clock, trainer=Announcing())
     worker.run()
-    worker.journal.flush()
+    finish(worker)
     gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
     assert [row["data"]["round"] for row in gone] == [1, 3]
 
@@ -144,7 +139,7 @@ def test_a_stop_leaves_the_round_as_if_it_had_not_begun(tmp_path: Path) -> None:
     store, clock, checkpoints = MemoryStore(), VirtualClock(), StandInCheckpoints()
     worker = make(store, tmp_path, clock, policy=Stopping(), stop=stop, checkpoints=checkpoints)
     assert worker.run() == "stopped"
-    worker.journal.flush()
+    finish(worker)
     again = make(store, tmp_path, clock, checkpoints=checkpoints)
     assert again.run() == "complete"
     straight = make(MemoryStore(), tmp_path / "straight", VirtualClock())
@@ -289,7 +284,7 @@ def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> Non
 
 GOOD: dict[str, Any] = {
     "tasks": {"cursor": 8},
-    "exchange": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
+    "swarm": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
     "totals": {"rounds": 3},
     "barren": 1,
     "evaluated_at": 2,
@@ -305,14 +300,14 @@ HOSTILE: dict[str, Any] = {
     "nothing": {},
     "no dictionary": [1, 2],
     "no words": None,
-    "a member too few": {name: value for name, value in GOOD.items() if name != "exchange"},
+    "a member too few": {name: value for name, value in GOOD.items() if name != "swarm"},
     "a member too many": changed(more=1),
-    "no exchange": changed(exchange={}),
-    "an exchange with more": changed(exchange=GOOD["exchange"] | {"more": 1}),
-    "rounds that are texts": changed(exchange=GOOD["exchange"] | {"used": {"a": "b"}}),
-    "a standing that is none": changed(exchange=GOOD["exchange"] | {"standings": {"w1": {"good": 1}}}),
-    "a power beyond reason": changed(exchange=GOOD["exchange"] | {"standings": {"w1": STANDING | {"mutes": 10**12}}}),
-    "more peers than are remembered": changed(exchange=GOOD["exchange"] | {"standings": {str(n): STANDING for n in range(2049)}}),
+    "no swarm": changed(swarm={}),
+    "a swarm with more": changed(swarm=GOOD["swarm"] | {"more": 1}),
+    "rounds that are texts": changed(swarm=GOOD["swarm"] | {"used": {"a": "b"}}),
+    "a standing that is none": changed(swarm=GOOD["swarm"] | {"standings": {"w1": {"good": 1}}}),
+    "a power beyond reason": changed(swarm=GOOD["swarm"] | {"standings": {"w1": STANDING | {"mutes": 10**12}}}),
+    "more peers than are remembered": changed(swarm=GOOD["swarm"] | {"standings": {str(n): STANDING for n in range(2049)}}),
     "negative totals": changed(totals={"rounds": -1}),
     "barren for ever": changed(barren=10**6),
     "an evaluation to come": changed(evaluated_at=4),
@@ -345,13 +340,13 @@ def test_a_node_state_that_is_none_is_refused_and_the_one_before_is_taken(harm: 
     assert worker._begin() == 2
     assert len(shelf.refused) == 1 and "\n" not in shelf.refused[0]
     assert worker.trainer.state() == {"version": 2, "weights": 2}
-    assert (worker.totals, worker._barren, worker.exchange.used) == ({"rounds": 3}, 1, {"a/1/0/0": 1})
+    assert (worker.totals, worker._barren, worker.swarm.exchange.used) == ({"rounds": 3}, 1, {"a/1/0/0": 1})
 
 
-@pytest.mark.parametrize("part", ["tasks", "exchange", "trainer"])
+@pytest.mark.parametrize("part", ["tasks", "swarm", "trainer"])
 def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_path: Path) -> None:
     worker = make(MemoryStore(), tmp_path, VirtualClock())
-    before = worker.tasks.state(), worker.exchange.state(), worker.trainer.state()
+    before = worker.tasks.state(), worker.swarm.exchange.state(), worker.trainer.state()
     restore = getattr(worker, part).restore
 
     def refuse(state: Any) -> None:
@@ -361,7 +356,7 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
     getattr(worker, part).restore = refuse
     with pytest.raises(CheckpointError, match="not this one"):
         worker._resume(3, GOOD, {"version": 9, "weights": 9})
-    assert (worker.tasks.state(), worker.exchange.state(), worker.trainer.state()) == before
+    assert (worker.tasks.state(), worker.swarm.exchange.state(), worker.trainer.state()) == before
     assert (worker.totals, worker._barren, worker._saved_at) == ({}, 0, 0)
 
 
@@ -377,7 +372,7 @@ def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: 
     said: list[str] = []
     worker.journal.console = said.append
     worker.run()
-    worker.journal.flush()
+    finish(worker)
     assert sum("most completions of peers counted for nothing" in line for line in said) == 1
     rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
     assert rows == [{"round": 2 * DISCOUNTED_ROUNDS - 2, "rounds": DISCOUNTED_ROUNDS}]

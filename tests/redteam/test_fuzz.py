@@ -22,7 +22,6 @@ from rl_swarm.document import unseal
 from rl_swarm.errors import OtherModel, SwarmError
 from rl_swarm.learning.checkpoint import Checkpoints
 from rl_swarm.learning.trainer import Trainer, TrainerSettings
-from rl_swarm.node.journal import Journal
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.results import load, path_of
 from rl_swarm.rollout import decode, decode_plain
@@ -81,7 +80,7 @@ def gather(given: Input) -> None:
     publisher = Publisher(given.store, given.folder / "outbox", CLOCK, background=False)
     quarantine = given.folder / "quarantine"
     exchange = Exchange(given.store, LAYOUT, publisher, StandInTasks("me").verify, CLOCK, ExchangeSettings("me"), quarantine)
-    exchange.gather(3, 4, random.Random(0))
+    exchange.gather(3, 0, 4, random.Random(0))
 
 
 def publish_spool(given: Input) -> Counter[str]:
@@ -100,12 +99,10 @@ def load_result(given: Input) -> None:
     load(given.folder, CELL)
 
 
-def rewind(given: Input) -> None:
-    """A node that comes back finds its own journal as the disk has it."""
+def follow(given: Input) -> None:
+    """Somebody looks at a run whose journal is as the disk has it."""
     store = FolderStore(given.folder / "store", CLOCK)
-    journal = Journal(store, LAYOUT, "w1", Publisher(store, given.folder / "outbox", CLOCK, background=False), CLOCK, console=None)
     store.rewrite(LAYOUT.log("w1", "metrics.jsonl"), given.data)
-    journal.rewind(2)
     Following(store, LAYOUT, 9).look()
 
 
@@ -136,7 +133,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
     ("/logs/", lambda given: progress.metrics(given.store, LAYOUT, "w1")),
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
-    ("metrics.jsonl", rewind),
+    ("metrics.jsonl", follow),
     ("/progress_", lambda given: progress.rows(progress.lines(given.store, LAYOUT.progress("w1")))),
     (LAYOUT.root, lambda given: progress.all_experiments(given.store)),
     (LAYOUT.root, lambda given: Following(given.store, LAYOUT, 9).look()),

@@ -364,6 +364,7 @@ def test_nodes_that_were_not_measured_first_and_last_are_left_out_of_the_mean(tm
     died = run.worker("w5", 4, 2)
     died.journal.event("evaluation", round=0, held_out=1.0, held_out_style_blind=1.0)
     died.journal.event("evaluation", round=2, held_out=1.0, held_out_style_blind=1.0)
+    run.copy()
     summary = summarise(run.store, LAYOUT)
     assert summary.held_out == Change(pytest.approx(0.1), pytest.approx(0.2))
     assert [each.round for each in summary.evaluations] == [0, 4]

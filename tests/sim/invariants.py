@@ -106,12 +106,12 @@ class Witness:
         self.lives.setdefault(node_id, []).append(life)
         self.weights[node_id] = worker.trainer
         _wrap(worker, "play", lambda play, round_number: self._playing(life, worker, play, round_number))
-        _wrap(worker.exchange, "gather", lambda gather, *rest: self._gathering(life, worker, store, gather, *rest))
+        _wrap(worker.swarm.exchange, "gather", lambda gather, *rest: self._gathering(life, worker, store, gather, *rest))
         _wrap(worker.trainer, "update", lambda update, batch: self._training(life, worker, update, batch))
         _wrap(worker.policy, "answer", lambda answer, *rest: self._sampling(life, answer, *rest))
-        _wrap(worker.publisher, "put", lambda put, name, data: self._putting(life, put, name, data))
+        _wrap(worker.swarm.member.publisher, "put", lambda put, name, data: self._putting(life, put, name, data))
         _wrap(worker.journal, "metrics", lambda metrics, row: self._recording(life, worker, metrics, row))
-        _wrap(worker.pace, "following", lambda following, *rest: self._following(life, worker, following, *rest))
+        _wrap(worker.swarm.pace, "following", lambda following, *rest: self._following(life, worker, following, *rest))
 
     def _playing(self, life: Life, worker: Worker, play: Callable[[int], None], number: int) -> None:
         self.check("rounds", number > life.last, life.node_id, f"round {number} after {life.last}")
@@ -136,7 +136,7 @@ class Witness:
                 "resumed", worker.trainer.state() == trainer_state, life.node_id, "its weights are not those of its checkpoint"
             )
             self.check(
-                "resumed", worker.exchange.state()["used"] == node_state["exchange"]["used"], life.node_id, "it forgot what it used"
+                "resumed", worker.swarm.state()["used"] == node_state["swarm"]["used"], life.node_id, "it forgot what it used"
             )
             self.check(
                 "rounds", number >= saved_round, life.node_id, f"starts with round {number}, its checkpoint is of {saved_round}"
@@ -169,13 +169,14 @@ class Witness:
         store: DriveFromHell,
         gather: Callable[..., list[Rollout]],
         number: int,
+        stage: int,
         wanted: int,
         chooser: Any,
     ) -> list[Rollout]:
         self._keyed("choices", life, hash(chooser.getstate()))
         lies, began, used = store.lies, self.baton.now, {name for batch in worker.trainer.batches for name in batch}  # type: ignore[attr-defined]
         there = self._in_window(life.node_id, number, began) if wanted else {}
-        found = gather(number, wanted, chooser)
+        found = gather(number, stage, wanted, chooser)
         window = range(number - self.scenario.window + 1, number + 1)
         for rollout in found:
             self.check(
@@ -183,7 +184,7 @@ class Witness:
             )
         unused = {name for names in there.values() for name in names} - used
         peers = self._peers_in_window(life.node_id, number) if wanted else set()
-        budget = self.baton.now - began < worker.exchange.settings.fetch_seconds and len(peers) <= self.scenario.fetch_peers
+        budget = self.baton.now - began < worker.swarm.exchange.settings.fetch_seconds and len(peers) <= self.scenario.fetch_peers
         expected = min(wanted, len(unused))
         if len(found) < expected:
             self.note(life.node_id, f"found {len(found)} of {expected} rollouts")
@@ -262,7 +263,7 @@ class Witness:
         waited = self.baton.now - began - (life.frozen - frozen)
         patience = PATIENCE_INTERVALS * self.interval + LOOK_SECONDS
         self.check("waiting", waited <= patience, life.node_id, f"waited {waited:.0f} s for the round after {number}")
-        announced = worker.rounds.newest.round if worker.rounds.newest else None
+        announced = worker.swarm.rounds.newest.round if worker.swarm.rounds.newest else None
         right = following_round == number + 1 or following_round == announced
         self.check("rounds", right, life.node_id, f"round {following_round} after {number}, announced is {announced}")
         return following_round

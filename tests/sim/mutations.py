@@ -23,6 +23,7 @@ from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+from rl_swarm.swarm.through_store import StoreSwarm
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -64,8 +65,8 @@ def same_seed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Exchange._unread
 
-    def unread(self: Exchange, round_number: int, ended: Any) -> Any:
-        return {file for file in original(self, round_number, ended) if file.round == round_number}
+    def unread(self: Exchange, round_number: int, stage: int, ended: Any) -> Any:
+        return {file for file in original(self, round_number, stage, ended) if file.round == round_number}
 
     monkeypatch.setattr(Exchange, "_unread", unread)
 
@@ -95,8 +96,8 @@ def failed_publishing_reported_as_success(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def wrong_round_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Worker._submit
-    monkeypatch.setattr(Worker, "_submit", lambda self, own, number: original(self, own, number + 1))
+    original = StoreSwarm.submit
+    monkeypatch.setattr(StoreSwarm, "submit", lambda self, number, *rest: original(self, number + 1, *rest))
 
 
 def every_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +183,8 @@ def checkpoint_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 def achieved_is_what_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     original = batch_figures
 
-    def figures(batch: Any, number: int) -> dict[str, Any]:
-        return original(batch, number) | {"external_used": 4}
+    def figures(*parts: Any) -> dict[str, Any]:
+        return original(*parts) | {"external_used": 4}
 
     monkeypatch.setattr(worker_module, "batch_figures", figures)
 
@@ -194,7 +195,8 @@ def retention_too_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def play(self: Worker, number: int) -> None:
         original(self, number)
         try:
-            self.exchange.store.delete(self.exchange.layout.bundle(number - 1, self.settings.node_id))
+            member = self.swarm.member  # type: ignore[attr-defined]
+            member.store.delete(member.layout.bundle(number - 1, self.settings.node_id))
         except StoreAway:
             return
 
@@ -202,15 +204,14 @@ def retention_too_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Worker._submit
+    original = StoreSwarm.submit
 
-    def submit(self: Worker, own: Any, number: int) -> float:
-        reward = original(self, own, number)
-        twice = Reward(self.settings.node_id + ".again", number, reward, 1, self.clock.wall())
-        self.publisher.put(self.rounds.layout.reward(number, twice.peer_id), seal(twice))
-        return reward
+    def submit(self: StoreSwarm, number: int, stage: int, reward: float, completions: int) -> None:
+        original(self, number, stage, reward, completions)
+        twice = Reward(self.member.node_id + ".again", number, reward, 1, self.member.clock.wall())
+        self.member.publisher.put(self.member.layout.reward(number, twice.peer_id), seal(twice))
 
-    monkeypatch.setattr(Worker, "_submit", submit)
+    monkeypatch.setattr(StoreSwarm, "submit", submit)
 
 
 def rounds_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,21 +23,23 @@ from unittest.mock import patch
 from rl_swarm import config as configuration
 from rl_swarm.config import Config
 from rl_swarm.errors import StoreAway
+from rl_swarm.identity import Identity
 from rl_swarm.node import journal as journal_module
 from rl_swarm.node.assembly import Node, make_coordinator, make_worker
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder
-from rl_swarm.node.worker import Stop
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS
+from rl_swarm.node.worker import Learner
+from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop
 from rl_swarm.randomness import key as hashed
 from rl_swarm.rollout import GROUP_LIMITS, Completion, Question, Rollout
 from rl_swarm.swarm import publisher as publisher_module
 from rl_swarm.swarm import read_ahead as read_ahead_module
+from rl_swarm.swarm.copies import Copies
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import Pulse, Registration, register
+from rl_swarm.swarm.membership import enter
+from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.signatures import Signatures
 from tests.sim.baton import Baton, BatonClock, BatonThreading
 from tests.sim.drive_from_hell import Cloud, DriveFromHell, Storm, Temper
 from tests.sim.invariants import Witness
@@ -231,6 +233,19 @@ class Machine:
     policy: TimedPolicy | None = None
 
 
+class Alarm(Newsbox):
+    """No two processes of a simulated swarm have one name: who says so is wrong."""
+
+    def __init__(self, ring: Callable[[str], None]) -> None:
+        super().__init__()
+        self._ring = ring
+
+    def add(self, event: str, line: str = "", **details: Any) -> None:
+        super().add(event, line, **details)
+        if event == "name_in_use":
+            self._ring(line)
+
+
 class Simulation:
     def __init__(self, scenario: Scenario, folder: Path, trace: bool = False) -> None:
         self.scenario = scenario
@@ -271,9 +286,9 @@ class Simulation:
         node = self._open(machine)
         clock = cast(BatonClock, node.clock)
         machine.policy = TimedPolicy(clock, machine.chance.uniform(2.0, 12.0), lambda: self.witness.doomed(machine.node_id))
-        tasks, trainer = StandInTasks(machine.node_id), TimedTrainer(clock, machine.chance.uniform(0.5, 2.0))
-        worker = make_worker(node, tasks=tasks, policy=machine.policy, trainer=trainer, checkpoints=machine.checkpoints)
-        self.witness.watch_worker(worker, cast(DriveFromHell, node.store), machine.lives)
+        trainer = TimedTrainer(clock, machine.chance.uniform(0.5, 2.0))
+        worker = make_worker(node, Learner(StandInTasks(machine.node_id), machine.policy, trainer), machine.checkpoints)
+        self.witness.watch_worker(worker, cast(DriveFromHell, node.member.store), machine.lives)
         self._note(machine.node_id, f"life {machine.lives} begins")
         self._live(machine, node, worker.run)
 
@@ -281,7 +296,7 @@ class Simulation:
         node = self._open(machine)
         coordinator = make_coordinator(node)
         coordinator.session = f"{machine.chance.getrandbits(64):016x}"
-        self.witness.watch_coordinator(coordinator, cast(DriveFromHell, node.store), machine.lives)
+        self.witness.watch_coordinator(coordinator, cast(DriveFromHell, node.member.store), machine.lives)
         self._note(machine.node_id, f"life {machine.lives} begins")
         self._live(machine, node, coordinator.run)
 
@@ -294,11 +309,12 @@ class Simulation:
             node.journal.error(failure)
             self.witness.crashed(machine.node_id, failure)
             self._note(machine.node_id, f"crashed: {failure!r}")
+        member = node.member
         node.journal.flush()
-        node.publisher.close(DRAIN_SECONDS)
-        node.journal.merge(MERGE_SECONDS)
+        member.publisher.close(DRAIN_SECONDS)
+        member.merge(node.clock.monotonic() + MERGE_SECONDS)
         self._note(machine.node_id, f"ended: {outcome}")
-        unsent = node.publisher.pending  # the node says so, and people start it again when the store is back
+        unsent = member.publisher.pending  # the node says so, and people start it again when the store is back
         machine.finished = outcome in ("complete", "stood down") and not unsent
         self.witness.ended(machine.node_id, outcome)
         self.baton.kill(machine.node_id, but=self.baton.current)  # the process is over, also for a thread that still waits
@@ -310,30 +326,39 @@ class Simulation:
         node_id, clock = machine.node_id, BatonClock(self.baton, machine.skew)
         store = DriveFromHell(self.cloud, node_id, machine.chance.getrandbits(40), clock, machine.temper)
         session = f"{machine.chance.getrandbits(64):016x}"
-        alarm = lambda line: self.witness.check("outcome", False, node_id, line)  # noqa: E731
-        signatures = self.signatures(node_id)
-        pulse = Pulse(store, LAYOUT, node_id, clock, session, alarm, signatures)
-        beat_seconds = max(1.0, INTERVAL / 2)
-        spool = machine.folder / "spool"
-        mine = signatures.reclaims if signatures else lambda key, data: False
-        publisher = Publisher(store, spool, clock, beat=lambda: pulse.beat(*journal.doing), beat_seconds=beat_seconds, mine=mine)
-        journal = Journal(store, LAYOUT, node_id, publisher, clock, console=None)
+        news = Alarm(lambda line: self.witness.check("outcome", False, node_id, line))
+        local = LocalFolder(node_id, machine.folder, cast(Any, None))
+        local.path.mkdir(parents=True, exist_ok=True)
+        journal = Journal(local.record, LAYOUT, node_id, clock, console=None)
+        config = replace(self._base, node_id=node_id, role=machine.role)
         machine.stop = Stop()
         while True:
             try:
-                register(store, LAYOUT, Registration(node_id, machine.role, clock.wall(), "m", node_id, "1", session), signatures)
-                journal.system_info(role=machine.role)
+                member = enter(
+                    config,
+                    store,
+                    self.experiment(),
+                    self.identity(node_id),
+                    folder=local.path,
+                    record=local.record,
+                    session=session,
+                    clock=clock,
+                    news=news,
+                    doing=lambda: journal.doing,
+                )
+                member.share(LAYOUT.system_info(node_id), journal.system_info(role=machine.role))
                 break
             except StoreAway:
                 clock.sleep(5.0)
         journal.state("starting", -1)
-        local = LocalFolder(node_id, machine.folder, cast(Any, None))
-        config = replace(self._base, node_id=node_id, role=machine.role)
-        return Node(config, cast(Any, clock), machine.stop, store, LAYOUT, _experiment(), local, publisher, journal, signatures)
+        return Node(config, cast(Any, clock), machine.stop, self.experiment(), local, journal, news, member)
 
-    def signatures(self, node_id: str) -> Signatures | None:
+    def identity(self, node_id: str) -> Identity | None:
         """What a node signs with, if it does."""
         return None
+
+    def experiment(self) -> Experiment:
+        return _experiment()
 
     # What befalls them
 
@@ -371,8 +396,11 @@ class Simulation:
     def _drain(self) -> None:
         """The next start of every node, in fair weather: what a spool still holds reaches the store."""
         for machine in self.machines.values():
-            publisher = Publisher(self._calm(machine.node_id), machine.folder / "spool", VirtualClock(), background=False)
-            publisher.close(DRAIN_SECONDS)
+            store, clock, folder = self._calm(machine.node_id), VirtualClock(), machine.folder
+            clock.now = self.baton.now
+            keys = LAYOUT.journals(machine.node_id)
+            copies = Copies(folder / "record", keys, store, folder / "copied", clock, lambda line: None)
+            Publisher(store, folder / "spool", clock, background=False, copy=copies.bring).close(DRAIN_SECONDS)
 
     def _calm(self, machine: str, later: float = 1e6) -> DriveFromHell:
         """The cloud as it is when all has appeared, told without a lie."""

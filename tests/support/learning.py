@@ -8,15 +8,11 @@ import torch
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import load
 from rl_swarm.learning.checkpoint import Checkpoints
-from rl_swarm.learning.evaluation import HeldOut
-from rl_swarm.node.journal import Journal
 from rl_swarm.node.learner import make_learner
 from rl_swarm.node.worker import Worker, WorkerSettings
 from rl_swarm.store import Store
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Rounds
+from tests.support.members import member_of, worker_of
 
 LAYOUT = Layout("trial")
 
@@ -25,8 +21,7 @@ def make_worker(store: Store, folder: Path, node_id: str, **environment: Any) ->
     torch.set_num_threads(1)
     config = load({"MODEL_NAME": "nano", "CPU_ONLY": "1"} | {name: str(value) for name, value in environment.items()})
     learner = make_learner(config, node_id)
-    clock = SystemClock()
-    publisher = Publisher(store, folder / node_id / "spool", clock, background=False)
+    member = member_of(store, folder, node_id, SystemClock())
     settings = WorkerSettings(
         node_id=node_id,
         seed=config.seed,
@@ -37,19 +32,7 @@ def make_worker(store: Store, folder: Path, node_id: str, **environment: Any) ->
         checkpoint_interval=config.checkpoint_interval,
         eval_interval=config.eval_interval,
     )
-    return Worker(
-        settings,
-        tasks=learner.tasks,
-        policy=learner.policy,
-        trainer=learner.trainer,
-        rounds=Rounds(store, LAYOUT),
-        exchange=Exchange(store, LAYOUT, publisher, learner.tasks.verify, clock, ExchangeSettings(node_id)),
-        publisher=publisher,
-        journal=Journal(store, LAYOUT, node_id, publisher, clock, console=None),
-        checkpoints=Checkpoints(folder / node_id / "checkpoints"),
-        clock=clock,
-        evaluate=HeldOut(learner.tasks, learner.policy),
-    )
+    return worker_of(member, folder, settings, learner, Checkpoints(folder / node_id / "checkpoints"))
 
 
 def weights(worker: Worker) -> dict[str, torch.Tensor]:

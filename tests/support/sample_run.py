@@ -7,16 +7,15 @@ from typing import Any
 
 from rl_swarm.config import load
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Worker, WorkerSettings
+from rl_swarm.node.worker import Learner, Worker, WorkerSettings
 from rl_swarm.rollout import Completion, Question
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import Registration, register
-from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.rounds import Rounds
 from tests.support.clocks import VirtualClock
+from tests.support.members import journal_of, member_of, worker_of
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 LAYOUT = Layout("trial")
@@ -49,7 +48,7 @@ class SampleRun:
             {"MODEL_NAME": "nano", "MAX_ROUNDS": "16", "NUM_TRAIN_SAMPLES": "2", "NUM_TRANSPLANT_TREES": str(external_count)}
         )
         experiments.publish(store, LAYOUT, config, "stand-in 1", self.clock)
-        self.publisher = Publisher(store, folder / "spool", self.clock, background=False)
+        self.folder, self.members = folder, list[Membership]()
         register(store, LAYOUT, Registration("boss", "coordinator", self.clock.wall(), "", "boss", "1", "s"))
         self.boss = self.journal("boss")
         self.boss.state("waiting for 3 workers", 0)
@@ -57,25 +56,24 @@ class SampleRun:
         self.done = 0
 
     def journal(self, node_id: str) -> Journal:
-        return Journal(self.store, LAYOUT, node_id, self.publisher, self.clock, console=None)
+        member = member_of(self.store, self.folder, node_id, self.clock)
+        self.members.append(member)
+        return journal_of(member, self.folder)
 
     def worker(self, node_id: str, place: int, external_count: int) -> Worker:
         register(self.store, LAYOUT, Registration(node_id, "worker", self.clock.wall(), "nano", node_id, "1", "s"))
-        tasks = StandInTasks(node_id)
-        journal = self.journal(node_id)
-        journal.system_info(role="worker")
-        return Worker(
-            WorkerSettings(node_id, max_rounds=16, own_count=2, external_count=external_count, group_size=4),
-            tasks=tasks,
-            policy=Rising(place),
-            trainer=StandInTrainer(),
-            rounds=Rounds(self.store, LAYOUT),
-            exchange=Exchange(self.store, LAYOUT, self.publisher, tasks.verify, self.clock, ExchangeSettings(node_id)),
-            publisher=self.publisher,
-            journal=journal,
-            checkpoints=StandInCheckpoints(),
-            clock=self.clock,
-        )
+        learner = Learner(StandInTasks(node_id), Rising(place), StandInTrainer())
+        settings = WorkerSettings(node_id, max_rounds=16, own_count=2, external_count=external_count, group_size=4)
+        member = member_of(self.store, self.folder, node_id, self.clock)
+        self.members.append(member)
+        worker = worker_of(member, self.folder, settings, learner, StandInCheckpoints())
+        member.share(LAYOUT.system_info(node_id), worker.journal.system_info(role="worker"))
+        return worker
+
+    def copy(self) -> None:
+        """Bring all journals to the store."""
+        for member in self.members:
+            member.copies.bring(True)
 
     def evaluate(self, number: int, **figures: Any) -> None:
         for place, worker in enumerate(self.workers.values()):
@@ -106,3 +104,4 @@ class SampleRun:
     def flush(self) -> None:
         for journal in (self.boss, *(worker.journal for worker in self.workers.values())):
             journal.flush()
+        self.copy()

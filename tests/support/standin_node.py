@@ -11,6 +11,7 @@ import sys
 
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.node.assembly import make_coordinator, make_worker, open_node
+from rl_swarm.node.worker import Learner
 from tests.support.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInPush, StandInTasks, StandInTrainer
 
 
@@ -28,14 +29,10 @@ def run() -> None:
     if node.config.role == "coordinator":
         node.run(make_coordinator(node).run)
         return
-    worker = make_worker(
-        node,
-        tasks=StandInTasks(node.local.node_id, node.config.seed),
-        policy=StandInPolicy(float(os.environ.get("STANDIN_SECONDS", "0.2"))),
-        trainer=StandInTrainer(),
-        checkpoints=StandInCheckpoints(node.local.checkpoints),
-        push=StandInPush(float(os.environ.get("STANDIN_STOP_SECONDS", "0"))),
-    )
+    policy = StandInPolicy(float(os.environ.get("STANDIN_SECONDS", "0.2")))
+    learner = Learner(StandInTasks(node.local.node_id, node.config.seed), policy, StandInTrainer())
+    push = StandInPush(float(os.environ.get("STANDIN_STOP_SECONDS", "0")))
+    worker = make_worker(node, learner, StandInCheckpoints(node.local.checkpoints), push)
     node.run(worker.run)
 
 

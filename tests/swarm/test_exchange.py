@@ -49,7 +49,7 @@ def ids(rollouts: list[Rollout]) -> set[str]:
 def files_after_each_step(frequency: str, tmp_path: Path) -> list[list[str]]:
     store = MemoryStore(clock=VirtualClock())
     exchange = make(store, tmp_path, frequency=frequency)
-    offers = [partial(exchange.offer, rollout("me", 4, slot)) for slot in range(2)]
+    offers = [partial(exchange.offer, rollout("me", 4, slot), 0) for slot in range(2)]
     files = []
     for step in (*offers, exchange.end_stage, exchange.end_round):
         step()
@@ -69,11 +69,11 @@ def test_peers_read_all_three_frequencies_alike(tmp_path: Path) -> None:
         store = MemoryStore(clock=VirtualClock())
         sender = make(store, tmp_path, frequency=frequency)
         for slot in range(2):
-            sender.offer(rollout("me", 4, slot))
+            sender.offer(rollout("me", 4, slot), 0)
         sender.end_stage()
         sender.end_round()
         reader = make(store, tmp_path, node_id="other")
-        assert ids(reader.gather(4, 2, random.Random(0))) == {"me/4/0/0", "me/4/0/1"}
+        assert ids(reader.gather(4, 0, 2, random.Random(0))) == {"me/4/0/0", "me/4/0/1"}
 
 
 def test_only_the_window_is_read_and_never_own_files(tmp_path: Path) -> None:
@@ -82,19 +82,19 @@ def test_only_the_window_is_read_and_never_own_files(tmp_path: Path) -> None:
         publish(store, "peer", number, count=1)
         publish(store, "me", number, count=1)
     exchange = make(store, tmp_path, window=3)
-    assert ids(exchange.gather(7, 10, random.Random(0))) == {"peer/5/0/0", "peer/6/0/0", "peer/7/0/0"}
+    assert ids(exchange.gather(7, 0, 10, random.Random(0))) == {"peer/5/0/0", "peer/6/0/0", "peer/7/0/0"}
 
 
 def test_a_used_rollout_is_never_offered_again_even_after_a_restart(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     publish(store, "peer", 0)
     exchange = make(store, tmp_path)
-    first = exchange.gather(0, 4, random.Random(0))
+    first = exchange.gather(0, 0, 4, random.Random(0))
     exchange.mark_used(first[:1])
-    assert ids(exchange.gather(1, 4, random.Random(0))) == ids(first[1:])
+    assert ids(exchange.gather(1, 0, 4, random.Random(0))) == ids(first[1:])
     again = make(store, tmp_path)
     again.restore(exchange.state())
-    assert ids(again.gather(1, 4, random.Random(0))) == ids(first[1:])
+    assert ids(again.gather(1, 0, 4, random.Random(0))) == ids(first[1:])
 
 
 def test_a_file_is_read_once_and_memory_is_bounded(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_is_read_once_and_memory_is_bounded(tmp_path: Path) -> None:
     exchange = make(store, tmp_path)
     for number in range(50):
         publish(store, "peer", number)
-        exchange.mark_used(exchange.gather(number, 1, random.Random(number))[:1])
+        exchange.mark_used(exchange.gather(number, 0, 1, random.Random(number))[:1])
     assert store.counts["get"] == 50
     assert max(len(exchange._read), len(exchange._pool), len(exchange.used)) <= 6
 
@@ -111,7 +111,7 @@ def test_without_the_cache_files_are_read_again(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     publish(store, "peer", 0)
     exchange = make(store, tmp_path, cache=False)
-    assert ids(exchange.gather(0, 2, random.Random(0))) == ids(exchange.gather(1, 2, random.Random(0)))
+    assert ids(exchange.gather(0, 0, 2, random.Random(0))) == ids(exchange.gather(1, 0, 2, random.Random(0)))
     assert store.counts["get"] == 2
 
 
@@ -120,7 +120,7 @@ def test_cost_follows_j_and_not_the_number_of_peers(tmp_path: Path) -> None:
     for number in range(200):
         publish(store, f"peer{number}", 0, count=8)
     exchange = make(store, tmp_path)
-    found = exchange.gather(0, 4, random.Random(1))
+    found = exchange.gather(0, 0, 4, random.Random(1))
     assert store.counts["get"] == 4
     assert len({rollout.node_id for rollout in found}) == 4, "a batch is not all of one peer"
 
@@ -136,9 +136,9 @@ def test_budgets_of_peers_and_seconds(tmp_path: Path) -> None:
     store = Slow(clock=clock)
     for number in range(20):
         publish(store, f"peer{number}", 0, right=(True, True))
-    make(store, tmp_path, fetch_seconds=35).gather(0, 5, random.Random(0))
+    make(store, tmp_path, fetch_seconds=35).gather(0, 0, 5, random.Random(0))
     assert store.counts["get"] == 4
-    make(store, tmp_path, fetch_peers=2, fetch_seconds=1000).gather(0, 5, random.Random(0))
+    make(store, tmp_path, fetch_peers=2, fetch_seconds=1000).gather(0, 0, 5, random.Random(0))
     assert store.counts["get"] == 6
 
 
@@ -146,7 +146,7 @@ def test_uninformative_rollouts_are_not_gathered(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     publish(store, "dull", 0, right=(False, False))
     exchange = make(store, tmp_path)
-    assert exchange.gather(0, 2, random.Random(0)) == []
+    assert exchange.gather(0, 0, 2, random.Random(0)) == []
     assert exchange.counters["uninformative"] == 2
 
 
@@ -155,7 +155,7 @@ def test_claims_are_not_believed(tmp_path: Path) -> None:
     liar = rollout("liar", 0, right=(True, False))
     flattered = replace(liar, completions=tuple(replace(done, reward=1.0 - done.reward) for done in liar.completions))
     store.put(LAYOUT.bundle(0, "liar"), encode(Bundle("trial", "liar", 0, (flattered,))))
-    assert make(store, tmp_path).gather(0, 1, random.Random(0))[0].rewards == [1.0, 0.0]
+    assert make(store, tmp_path).gather(0, 0, 1, random.Random(0))[0].rewards == [1.0, 0.0]
 
 
 def test_a_group_much_larger_than_the_own_is_refused(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_group_much_larger_than_the_own_is_refused(tmp_path: Path) -> None:
     store.put(LAYOUT.bundle(0, "small"), encode(bundle("small", 0, right=(True, False) * 16)))
     store.put(LAYOUT.bundle(0, "large"), encode(bundle("large", 0, right=(True, False) * 17)))
     exchange = make(store, tmp_path, most_completions=32)
-    assert {rollout.node_id for rollout in exchange.gather(0, 100, random.Random(0))} == {"small"}
+    assert {rollout.node_id for rollout in exchange.gather(0, 0, 100, random.Random(0))} == {"small"}
     assert exchange.rejected == {"group_size": 2}
 
 
@@ -188,14 +188,14 @@ def test_bad_files_are_counted_set_aside_and_skipped(tmp_path: Path) -> None:
     }.items():
         store.put(f"{LAYOUT.rollouts_of(0)}/{name}.json", data)
     exchange = make(store, tmp_path)
-    assert ids(exchange.gather(0, 100, random.Random(0))) == {"good/0/0/0", "good/0/0/1"}
+    assert ids(exchange.gather(0, 0, 100, random.Random(0))) == {"good/0/0/0", "good/0/0/1"}
     assert exchange.rejected == {"checksum": 1, "misplaced": 3, "unverifiable": 1, "group_size": 2, "task_not_allowed": 1}
     aside = {path.name for path in (tmp_path / "quarantine").iterdir()}
     assert aside == {"0.flipped.checksum", "0.thief.misplaced", "0.moved.misplaced", "0.foreign.misplaced", "0.plain.unverifiable"}
     reads = store.counts["get"]
-    exchange.gather(1, 100, random.Random(0))
+    exchange.gather(1, 0, 100, random.Random(0))
     assert store.counts["get"] == reads + 1, "only the half file is looked at again"
-    exchange.gather(3, 100, random.Random(0))
+    exchange.gather(3, 0, 100, random.Random(0))
     assert exchange.rejected["incomplete"] == 1
 
 
@@ -205,9 +205,9 @@ def test_a_file_short_of_its_last_byte_is_looked_at_again(tmp_path: Path) -> Non
     data, key = encode(bundle("peer", 0)), LAYOUT.bundle(0, "peer")
     store.put(key, data[:-1])
     exchange = make(store, tmp_path)
-    assert exchange.gather(0, 2, random.Random(0)) == []
+    assert exchange.gather(0, 0, 2, random.Random(0)) == []
     store.rewrite(key, data)
-    assert len(exchange.gather(1, 2, random.Random(0))) == 2
+    assert len(exchange.gather(1, 0, 2, random.Random(0))) == 2
     assert not exchange.rejected
 
 
@@ -216,10 +216,10 @@ def test_a_store_that_is_away_costs_nothing_but_the_wait(tmp_path: Path) -> None
     publish(store, "peer", 0)
     exchange = make(store, tmp_path)
     store.trouble = 1e9
-    assert exchange.gather(0, 2, random.Random(0)) == []
+    assert exchange.gather(0, 0, 2, random.Random(0)) == []
     assert exchange.counters["gather_store_away"] == 1
     store.trouble = 0.0
-    assert len(exchange.gather(0, 2, random.Random(0))) == 2
+    assert len(exchange.gather(0, 0, 2, random.Random(0))) == 2
 
 
 @pytest.mark.parametrize("trouble", [0.1, 0.4])
@@ -237,11 +237,11 @@ def test_under_any_listing_nothing_is_used_twice_and_everything_published_is_fou
     for number in range(6):
         for peer in ("a", "b"):
             publish(MemoryStore(data=data), peer, number)
-        batch = exchange.gather(number, 3, random.Random(number))[:3]
+        batch = exchange.gather(number, 0, 3, random.Random(number))[:3]
         exchange.mark_used(batch)
         used += [rollout.id for rollout in batch]
     store.trouble = 0.0
-    rest = exchange.gather(6, 1000, random.Random(9))
+    rest = exchange.gather(6, 0, 1000, random.Random(9))
     assert len(used) == len(set(used))
     assert sorted(used + [rollout.id for rollout in rest]) == sorted(
         f"{peer}/{n}/0/{s}" for peer in "ab" for n in range(6) for s in range(2)

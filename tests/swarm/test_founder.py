@@ -14,6 +14,7 @@ import torch
 from rl_swarm.document import seal, unseal
 from rl_swarm.identity import Identity, load_identity
 from rl_swarm.learning import checkpoint
+from rl_swarm.node.assembly import Node
 from rl_swarm.runs import progress
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.experiment import Experiment
@@ -21,7 +22,7 @@ from rl_swarm.swarm.peers import Heartbeat, Registration
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward
 from rl_swarm.swarm.signatures import Signatures
 from tests.sim.drive_from_hell import File, Temper
-from tests.sim.simulation import LAYOUT, Scenario, Simulation, draw
+from tests.sim.simulation import LAYOUT, Machine, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm
 
 WORKERS = ("w0", "w1", "w2")
@@ -62,11 +63,17 @@ class Founded(Simulation):
             for key, data in forgeries(Signatures(thief, experiment_id="0" * 16), scenario.workers, scenario.rounds):
                 self.cloud.create(File(key, "thief", 0.0, 0.0, [(0.0, data)]))
 
-    def signatures(self, node_id: str) -> Signatures:
-        announcers = frozenset({self.keys["boss0"].public})
-        made = Signatures(self.keys[node_id], experiment_id="0" * 16, announcers=announcers)
-        self.told.append(made)
-        return made
+    def identity(self, node_id: str) -> Identity:
+        return self.keys[node_id]
+
+    def experiment(self) -> Experiment:
+        return msgspec.structs.replace(super().experiment(), key=self.keys["boss0"].public)
+
+    def _open(self, machine: Machine) -> Node:
+        node = super()._open(machine)
+        assert node.member is not None
+        self.told.append(node.member.signatures)
+        return node
 
     def rows(self, node_id: str) -> list[Any]:
         store = MemoryStore(data={key: datas[-1] for key, datas in self.cloud.truth().items()})

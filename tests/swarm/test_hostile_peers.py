@@ -15,23 +15,21 @@ import pytest
 
 from rl_swarm.clock import SystemClock
 from rl_swarm.errors import BadRollout, ConfigError
-from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Worker, WorkerSettings
+from rl_swarm.node.worker import Learner, Worker, WorkerSettings
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import published
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.layout import node_of_file
 from rl_swarm.swarm.peers import read_heartbeat, read_registration
-from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY, Allowance
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.rounds import Rounds, read_reward
 from rl_swarm.tasks import Tasks, parse_tasks
 from tests.support.clocks import VirtualClock
+from tests.support.members import copy_journals, member_of, worker_of
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer, made_at, make_question
 from tests.swarm.test_exchange import LAYOUT, bundle, ids, make, publish, rollout
 
@@ -56,10 +54,10 @@ def test_thousands_of_files_of_one_peer_do_not_crowd_out_the_others(tmp_path: Pa
     for peer in ("a", "b", "c"):
         publish(store, peer, 0)
     exchange = make(store, tmp_path)
-    assert {found.node_id for found in exchange.gather(0, 4, random.Random(0))} == {"a", "b", "c"}
+    assert {found.node_id for found in exchange.gather(0, 0, 4, random.Random(0))} == {"a", "b", "c"}
     assert store.counts["get"] <= 3 + FILES and store.counts["list"] == 1
     for number in range(1, 3):
-        exchange.gather(number, 100, random.Random(number))
+        exchange.gather(number, 0, 100, random.Random(number))
     assert store.counts["get"] <= 3 + FILES + 2 * 100, "in each round a peer has no more files read than its quota"
 
 
@@ -74,7 +72,7 @@ def test_thousands_of_made_up_peers_cost_at_most_half_the_turns(tmp_path: Path) 
             for name in range(3_000):
                 put(store, number, f"made-up{number}x{name}", lie(f"made-up{number}x{name}", number))
         before = store.counts["get"]
-        found = exchange.gather(number, 5, random.Random(number))
+        found = exchange.gather(number, 0, 5, random.Random(number))
         assert {each.node_id for each in found} == set(friends), f"round {number}"
         assert store.counts["get"] - before <= 10
         exchange.mark_used(found)
@@ -88,7 +86,7 @@ def test_the_order_of_reading_depends_on_a_secret(tmp_path: Path) -> None:
         publish(store, f"peer{number}", 0)
     orders = []
     for secret in ("", "one", "another", "one"):
-        files = make(store, tmp_path / secret, secret=secret)._plan(0, 4, random.Random(0))
+        files = make(store, tmp_path / secret, secret=secret)._plan(0, 0, 4, random.Random(0))
         orders.append([file.node_id for file in files])
     assert orders[1] == orders[3]
     assert len({tuple(order) for order in orders}) == 3
@@ -100,11 +98,11 @@ def test_reading_ahead_stays_within_the_quotas(tmp_path: Path) -> None:
         put(store, 0, f"slow.{slot}", encode(bundle("slow", 0))[:50])
     exchange = make(store, tmp_path)
     exchange._ahead = ReadAhead(background=True)
-    exchange.look_ahead(0, 100, random.Random(0))
+    exchange.look_ahead(0, 0, 100, random.Random(0))
     assert exchange._ahead._thread is not None
     exchange._ahead._thread.join(20.0)
     assert store.counts["get"] == UNREADY
-    assert exchange.gather(0, 100, random.Random(0)) == []
+    assert exchange.gather(0, 0, 100, random.Random(0)) == []
     assert store.counts["get"] == 2 * UNREADY
 
 
@@ -114,7 +112,7 @@ def test_half_files_and_names_without_files_are_not_waited_for_without_end(tmp_p
         put(store, 0, f"slow.{slot}", encode(bundle("slow", 0))[:50])
     publish(store, "good", 0)
     exchange = make(store, tmp_path)
-    assert {found.node_id for found in exchange.gather(0, 4, random.Random(0))} == {"good"}
+    assert {found.node_id for found in exchange.gather(0, 0, 4, random.Random(0))} == {"good"}
     assert store.counts["get"] <= 1 + UNREADY
 
 
@@ -123,7 +121,7 @@ def test_a_peer_may_send_so_many_bytes_a_round(tmp_path: Path) -> None:
     for slot in range(20):
         put(store, 0, f"heavy.{slot}", b" " * (9 << 20))
     exchange = make(store, tmp_path)
-    exchange.gather(0, 4, random.Random(0))
+    exchange.gather(0, 0, 4, random.Random(0))
     assert store.counts["bytes_in"] <= (16 + 9) << 20
     assert exchange.rejected == {"too_large": 2}
 
@@ -144,7 +142,7 @@ def test_no_document_of_a_peer_is_read_without_a_limit(tmp_path: Path) -> None:
     assert Rounds(store, LAYOUT).survey() is None
     assert Rounds(store, LAYOUT).read_current() is None
     assert published(store, LAYOUT, 0, "evil") == []
-    assert make(store, tmp_path).gather(0, 1, random.Random(0)) == []
+    assert make(store, tmp_path).gather(0, 0, 1, random.Random(0)) == []
     with pytest.raises(ConfigError, match="too_large"):
         experiments.read(store, LAYOUT)
 
@@ -153,7 +151,7 @@ def test_of_a_giant_bundle_no_more_is_checked_than_the_quota(tmp_path: Path) -> 
     store = MemoryStore(clock=VirtualClock())
     publish(store, "bulk", 0, count=1_000)
     exchange = make(store, tmp_path)
-    assert len(exchange.gather(0, 4, random.Random(0))) == ROLLOUTS
+    assert len(exchange.gather(0, 0, 4, random.Random(0))) == ROLLOUTS
     assert exchange.rejected == {"over_quota": 1_000 - ROLLOUTS}
 
 
@@ -170,7 +168,7 @@ def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_the
     exchange = make(store, tmp_path)
     exchange.verify = verify
     for number in range(3):
-        exchange.gather(number, 4, random.Random(0))
+        exchange.gather(number, 0, 4, random.Random(0))
         assert exchange.take_verify_seconds() <= CHECKING_SECONDS
     assert exchange.rejected == {"unverifiable": 12, "over_quota": 288}
     assert exchange.standings.muted("hangs", 3)
@@ -204,7 +202,7 @@ def test_a_rollout_of_many_slow_completions_ends_at_the_quota_and_counts_against
     exchange.verify = tasks.verify
     for number in range(3):
         began = clock.monotonic()
-        found = exchange.gather(number, 4, random.Random(0))
+        found = exchange.gather(number, 0, 4, random.Random(0))
         assert {each.node_id for each in found} <= {"quick"}
         assert clock.monotonic() - began < CHECKING_SECONDS + 2 * 2.8 + 0.01
         exchange.mark_used(found)
@@ -222,7 +220,7 @@ def test_a_group_of_giant_numbers_for_coin_flip_costs_nothing(tmp_path: Path) ->
     put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
     exchange = make(store, tmp_path)
     exchange.verify = tasks.verify
-    exchange.gather(0, 4, random.Random(0))
+    exchange.gather(0, 0, 4, random.Random(0))
     assert exchange.take_verify_seconds() < 1.0
 
 
@@ -240,7 +238,7 @@ def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: 
     put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
     exchange = make(store, tmp_path)
     exchange.verify = tasks.verify
-    assert exchange.gather(0, 4, random.Random(0)) == []
+    assert exchange.gather(0, 0, 4, random.Random(0)) == []
     assert exchange.take_verify_seconds() < 2.0
     assert exchange.rejected == {"slow_to_check": 1}
     assert exchange.standings.state()["evil"]["faults"]
@@ -251,21 +249,11 @@ def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: 
 
 def worker(store: MemoryStore, tmp_path: Path) -> tuple[Worker, list[str]]:
     said: list[str] = []
-    publisher = Publisher(store, tmp_path / "spool", store.clock, background=False)
-    tasks = StandInTasks("me")
-    settings = ExchangeSettings("me")
-    return Worker(
-        WorkerSettings("me", max_rounds=8, own_count=1, external_count=2, group_size=2),
-        tasks=tasks,
-        policy=StandInPolicy(),
-        trainer=StandInTrainer(),
-        rounds=Rounds(store, LAYOUT),
-        exchange=Exchange(store, LAYOUT, publisher, tasks.verify, store.clock, settings),
-        publisher=publisher,
-        journal=Journal(store, LAYOUT, "me", publisher, store.clock, console=said.append),
-        checkpoints=StandInCheckpoints(),
-        clock=store.clock,
-    ), said
+    settings = WorkerSettings("me", max_rounds=8, own_count=1, external_count=2, group_size=2)
+    learner = Learner(StandInTasks("me"), StandInPolicy(), StandInTrainer())
+    made = worker_of(member_of(store, tmp_path, "me", store.clock), tmp_path, settings, learner, StandInCheckpoints())
+    made.journal.console = said.append
+    return made, said
 
 
 def test_who_keeps_sending_bad_files_is_muted_said_once_and_listed_in_status(tmp_path: Path) -> None:
@@ -279,13 +267,14 @@ def test_who_keeps_sending_bad_files_is_muted_said_once_and_listed_in_status(tmp
     assert [line for line in said if "evil" in line] == [
         "evil is muted until round 11: it keeps sending bad files, the last was refused as prompt_mismatch"
     ]
-    assert run.exchange.rejected == {"prompt_mismatch": 3}, "a muted peer's files are not read"
-    assert run.exchange.standings.trusted("good")
-    run.journal.flush()
+    assert run.swarm.exchange.rejected == {"prompt_mismatch": 3}, "a muted peer's files are not read"
+    assert run.swarm.exchange.standings.trusted("good")
+    copy_journals(run)
     status = progress.node_status(store, LAYOUT, "me")
     assert [(mute.peer, mute.reason, mute.until) for mute in status.muted] == [("evil", "prompt_mismatch", 11)]
     muted = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "muted"]
-    assert muted == [{"round": 2, "peer": "evil", "reason": "prompt_mismatch", "until": 11}]
+    [event] = muted
+    assert (event["peer"], event["reason"], event["until"]) == ("evil", "prompt_mismatch", 11)
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -295,7 +284,7 @@ def test_one_bad_file_is_one_fault_however_often_the_window_is_read(tmp_path: Pa
     put(store, 0, "thief", encode(bundle("other", 0)))
     exchange = make(store, tmp_path, cache=cache, window=10)
     for number in range(10):
-        exchange.gather(number, 2, random.Random(0))
+        exchange.gather(number, 0, 2, random.Random(0))
     assert exchange.rejected == {"prompt_mismatch": 1, "misplaced": 1} and store.counts["get"] == 2
     assert exchange.standings.mutes(10) == []
 
@@ -305,13 +294,13 @@ def test_a_mute_ends_by_itself_and_outlives_a_restart(tmp_path: Path) -> None:
     exchange = make(store, tmp_path)
     for number in range(3):
         put(store, number, "evil", lie("evil", number))
-        exchange.gather(number, 2, random.Random(0))
+        exchange.gather(number, 0, 2, random.Random(0))
     again = make(store, tmp_path)
     again.restore(json.loads(json.dumps(exchange.state())))
     for number in (10, 11):
         publish(store, "evil", number)
-    assert again.gather(10, 2, random.Random(0)) == []
-    assert ids(again.gather(11, 2, random.Random(0))) >= {"evil/11/0/0"}
+    assert again.gather(10, 0, 2, random.Random(0)) == []
+    assert ids(again.gather(11, 0, 2, random.Random(0))) >= {"evil/11/0/0"}
 
 
 # Replays
@@ -340,7 +329,7 @@ def test_text_that_was_taken_once_is_not_taken_again_whoever_sends_it(tmp_path: 
     put(store, 0, "author", encode(Bundle("trial", "author", 0, (original,))))
     exchange = make(store, tmp_path)
     exchange.verify = StandInTasks("me").verify
-    first = exchange.gather(0, 4, random.Random(0))
+    first = exchange.gather(0, 0, 4, random.Random(0))
     assert ids(first) == {"author/0/0/0"}
     if trained:
         exchange.mark_used(first)
@@ -348,7 +337,7 @@ def test_text_that_was_taken_once_is_not_taken_again_whoever_sends_it(tmp_path: 
     put(store, 1, "thief", replay(original, "thief", 1))  # another node
     put(store, 1, "clever", replay(original, "clever", 1, seed=8, index=3))  # another seed and index of the same text
     checked = exchange.counters["rollouts_seen"]
-    assert ids(exchange.gather(1, 4, random.Random(0))) == (set() if trained else {"author/0/0/0"})
+    assert ids(exchange.gather(1, 0, 4, random.Random(0))) == (set() if trained else {"author/0/0/0"})
     assert exchange.rejected == {"replayed": 3}
     assert exchange.counters["rollouts_seen"] == checked, "skipped before anything is made again or scored"
     assert not any(exchange.standings.state()[peer]["faults"] for peer in exchange.standings.state()), "who copied cannot be told"
@@ -364,7 +353,7 @@ def test_the_same_question_under_another_seed_of_reasoning_gym_is_no_other(tmp_p
         put(store, 0, node_id, encode(Bundle("trial", node_id, 0, (Rollout(question, group, node_id, 0),))))
     exchange = make(store, tmp_path)
     exchange.verify = tasks.verify
-    assert len(exchange.gather(0, 4, random.Random(0))) == 1
+    assert len(exchange.gather(0, 0, 4, random.Random(0))) == 1
     assert exchange.rejected == {"replayed": 1}
 
 
@@ -372,11 +361,11 @@ def test_what_was_trained_on_long_ago_is_still_known_after_a_restart(tmp_path: P
     store = MemoryStore(clock=VirtualClock())
     publish(store, "author", 0, count=1)
     exchange = make(store, tmp_path)
-    exchange.mark_used(exchange.gather(0, 1, random.Random(0)))
+    exchange.mark_used(exchange.gather(0, 0, 1, random.Random(0)))
     again = make(store, tmp_path)
     again.restore(json.loads(json.dumps(exchange.state())))
     put(store, 500, "author", replay(rollout("author", 0), "author", 500))
-    assert again.gather(500, 1, random.Random(0)) == []
+    assert again.gather(500, 0, 1, random.Random(0)) == []
     assert again.rejected == {"replayed": 1}
 
 
@@ -384,9 +373,9 @@ def test_own_rollouts_that_come_back_under_another_name_are_not_trained_on_again
     store = MemoryStore(clock=VirtualClock())
     exchange = make(store, tmp_path)
     own = rollout("me", 0)
-    exchange.offer(own)
+    exchange.offer(own, 0)
     put(store, 0, "mirror", replay(own, "mirror", 0))
-    assert exchange.gather(0, 1, random.Random(0)) == []
+    assert exchange.gather(0, 0, 1, random.Random(0)) == []
     assert exchange.rejected == {"replayed": 1}
 
 
@@ -397,10 +386,10 @@ def test_one_id_with_two_contents_is_taken_once(tmp_path: Path) -> None:
     right = Completion(f"<answer>{other.question.answer}</answer>")
     put(store, 0, "twice.0", encode(Bundle("trial", "twice", 0, (replace(other, completions=(right, Completion("no"))),))))
     exchange = make(store, tmp_path)
-    found = exchange.gather(0, 4, random.Random(0))
+    found = exchange.gather(0, 0, 4, random.Random(0))
     assert [each.id for each in found] == ["twice/0/0/0"]
     exchange.mark_used(found)
-    assert exchange.gather(1, 4, random.Random(0)) == []
+    assert exchange.gather(1, 0, 4, random.Random(0)) == []
 
 
 # Names and compression
@@ -438,7 +427,7 @@ def test_a_name_in_a_shared_folder_that_is_no_file_costs_little(tmp_path: Path) 
     (folder / "gone.json").symlink_to("nowhere")
     (folder / "folder.json").mkdir()
     exchange = make(store, tmp_path, window=1)
-    assert {found.node_id for found in exchange.gather(0, 4, random.Random(0))} == {"good"}
+    assert {found.node_id for found in exchange.gather(0, 0, 4, random.Random(0))} == {"good"}
 
 
 def test_compressed_files_are_never_unpacked(tmp_path: Path) -> None:
@@ -453,9 +442,9 @@ def test_compressed_files_are_never_unpacked(tmp_path: Path) -> None:
     put(store, 0, "gz", bomb)
     put(store, 0, "zip", archive.getvalue())
     exchange = make(store, tmp_path)
-    assert exchange.gather(0, 4, random.Random(0)) == []
+    assert exchange.gather(0, 0, 4, random.Random(0)) == []
     assert store.counts["get"] == 2, "only what is named as a document is looked at"
-    exchange.gather(3, 4, random.Random(0))
+    exchange.gather(3, 0, 4, random.Random(0))
     assert exchange.rejected == {"incomplete": 2}
 
 

@@ -105,7 +105,7 @@ def test_the_end_waits_for_no_more_than_the_listing_in_hand(tmp_path: Path) -> N
     listing, store = threading.Event(), Slow(clock=SystemClock())
     exchange = make(store, tmp_path)
     exchange._ahead = ReadAhead(background=True)
-    exchange.look_ahead(5, 4, random.Random(0))
+    exchange.look_ahead(5, 0, 4, random.Random(0))
     assert listing.wait(SECONDS)
     exchange._ahead.end()
     assert store.counts["list"] == 1
@@ -140,13 +140,13 @@ def test_reading_ahead_changes_what_is_gathered_in_nothing(tmp_path: Path) -> No
         for number in range(4):
             for peer in range(9):
                 publish(store, f"peer{peer}", number)
-        exchange.look_ahead(3, 4, random.Random(1))
+        exchange.look_ahead(3, 0, 4, random.Random(1))
         if exchange._ahead._thread:
             exchange._ahead._thread.join(SECONDS)
         before = store.counts["get"]
         for number in (2, 3):  # arrived meanwhile
             publish(store, "late", number)
-        found.append([rollout.id for rollout in exchange.gather(3, 4, random.Random(1))])
+        found.append([rollout.id for rollout in exchange.gather(3, 0, 4, random.Random(1))])
         reads.append((before, store.counts["get"]))
     assert found[0] == found[1] != []
     assert reads[0] == (0, 4), "without it, all is read when it is wanted"
@@ -161,11 +161,11 @@ def test_a_file_that_was_half_there_is_read_again(tmp_path: Path) -> None:
     exchange = make(store, tmp_path)
     exchange._ahead = ReadAhead(background=True)
     store.rewrite(key, whole[:-7])
-    exchange.look_ahead(1, 4, random.Random(0))
+    exchange.look_ahead(1, 0, 4, random.Random(0))
     assert exchange._ahead._thread is not None
     exchange._ahead._thread.join(SECONDS)
     store.rewrite(key, whole)
-    assert ids(exchange.gather(1, 4, random.Random(0))) == {"peer/0/0/0", "peer/0/0/1"}
+    assert ids(exchange.gather(1, 0, 4, random.Random(0))) == {"peer/0/0/0", "peer/0/0/1"}
     assert not exchange.rejected
 
 
@@ -188,6 +188,6 @@ def test_the_loop_reads_peers_while_it_generates(tmp_path: Path) -> None:
     for peer in range(20):
         publish(store, f"peer{peer}", 0)
     worker = make_worker(store, tmp_path, clock, policy=Patient(), external_count=2)
-    worker.exchange._ahead = ReadAhead(background=True)
+    worker.swarm.exchange._ahead = ReadAhead(background=True)
     worker.play(1)
     assert store.counts["get"] == 2, "what was read ahead is what was wanted"

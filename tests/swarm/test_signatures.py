@@ -257,9 +257,9 @@ def test_an_impersonator_is_refused_and_cannot_have_its_victim_muted(tmp_path: P
             store.put(LAYOUT.bundle(number, "victim", 101), encode(bundle("victim", number)))
             store.put(LAYOUT.bundle(number, "victim", 102), encode(bundle("other", number)))
         for each in bundle("victim", number).rollouts:
-            victim.offer(each)
+            victim.offer(each, 0)
         victim.end_stage()
-        assert ids(reader.gather(number, 100, random.Random(number))) >= {f"victim/{number}/0/0", f"victim/{number}/0/1"}
+        assert ids(reader.gather(number, 0, 100, random.Random(number))) >= {f"victim/{number}/0/0", f"victim/{number}/0/1"}
     assert reader.rejected == {"impersonation": 10, "misplaced": 5}
     assert not reader.standings.muted("victim", 6) and reader.standings.trusted("victim")
 
@@ -269,9 +269,9 @@ def test_a_signed_lie_counts_against_its_signer(tmp_path: Path, theirs: Identity
     liar, reader = signing(store, tmp_path, theirs, node_id="liar"), signing(store, tmp_path)
     for number in range(3):
         for each in bundle("liar", number).rollouts:
-            liar.offer(replace(each, question=replace(each.question, prompt="Say yes.")))
+            liar.offer(replace(each, question=replace(each.question, prompt="Say yes.")), 0)
         liar.end_stage()
-        reader.gather(number, 2, random.Random(0))
+        reader.gather(number, 0, 2, random.Random(0))
     assert reader.standings.muted("liar", 3)
 
 
@@ -281,7 +281,7 @@ def test_unsigned_peers_are_refused_and_muted_where_signatures_are_required(tmp_
     reader.signatures = Signatures(required=True)
     for number in range(5):
         publish(store, "plain", number)
-        assert reader.gather(number, 2, random.Random(0)) == []
+        assert reader.gather(number, 0, 2, random.Random(0)) == []
     assert reader.rejected == {"unsigned": 3}
 
 

@@ -14,6 +14,7 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from tests.support.learning import LAYOUT, make_worker
+from tests.support.members import copy_journals
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -22,7 +23,7 @@ def test_the_demo_learns_on_five_seeds(tmp_path: Path) -> None:
     store = MemoryStore()
     frozen = make_worker(store, tmp_path, "base", LEARNING_RATE=0, MAX_ROUNDS=40, EVAL_INTERVAL=0)
     frozen.run()
-    frozen.journal.flush()
+    copy_journals(frozen)
     base = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "base"))
     ratios = []
     for seed in range(1, 6):

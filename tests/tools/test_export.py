@@ -525,7 +525,7 @@ def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
         return SimpleNamespace(
             config=load({"EXPERIMENT_NAME": "trial", "MODEL_NAME": "nano"} | environment),
             local=SimpleNamespace(node_id="w1", path=tmp_path),
-            store=journals([{"round": 0, "reward": 0.5}], []),
+            record=journals([{"round": 0, "reward": 0.5}], []),
             experiment=SimpleNamespace(tasks_version="reasoning-gym 0.1.25"),
             journal=SimpleNamespace(say=said.append, event=lambda kind, **data: events.append(data), flush=lambda: None),
         )

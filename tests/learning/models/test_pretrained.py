@@ -16,6 +16,7 @@ from rl_swarm.rollout import Question
 from rl_swarm.runs import progress
 from rl_swarm.store.memory import MemoryStore
 from tests.support.learning import LAYOUT, make_worker, same, weights
+from tests.support.members import copy_journals
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,7 +32,7 @@ def test_a_pretrained_model_goes_through_two_rounds(tmp_path: Path) -> None:
     for number in range(2):
         peer.play(number)
         worker.play(number)
-    worker.journal.flush()
+    copy_journals(worker)
     rows = progress.metrics(store, LAYOUT, "smol")
     shown = ("round", "reward", "external_used", "loss", "grad_norm", "length_mean", "truncated", "seconds")
     for row in rows:

@@ -1,0 +1,93 @@
+"""A node that has joined an experiment on a store: what all its documents go through, whatever its loop does."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_swarm import __version__
+from rl_swarm.clock import Clock
+from rl_swarm.config import Config
+from rl_swarm.errors import Refused, StoreAway
+from rl_swarm.identity import Identity, allowed_keys, require_library
+from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.copies import Copies
+from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Pulse, Registration, register
+from rl_swarm.swarm.protocol import Newsbox
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.signatures import Signatures
+
+
+@dataclass(frozen=True)
+class Membership:
+    store: Store
+    layout: Layout
+    node_id: str
+    experiment: Experiment
+    clock: Clock
+    signatures: Signatures
+    publisher: Publisher
+    copies: Copies
+    news: Newsbox
+
+    def share(self, key: str, data: bytes) -> None:
+        """Put a small document of this node's under a key that may be there already."""
+        try:
+            self.store.rewrite(key, data)
+        except Refused as error:
+            self.news.add("refused", str(error))
+
+    def merge(self, until: float) -> None:
+        """When nothing is written any more: put journals under their documented names."""
+        with contextlib.suppress(StoreAway):  # the segments are there, and every reader knows them
+            self.copies.merge(until)
+
+
+def enter(
+    config: Config,
+    store: Store,
+    experiment: Experiment,
+    identity: Identity | None,
+    *,
+    folder: Path,
+    record: Path,
+    session: str,
+    clock: Clock,
+    news: Newsbox,
+    doing: Callable[[], tuple[str, int]],
+    background: bool = True,
+) -> Membership:
+    """Register under the name that `config` has; from then on the spool in `folder` is emptied, journals below `record` are copied,
+    and heartbeats say what the node is `doing`."""
+    node_id, layout = config.node, Layout(experiment.experiment)
+    if config.require_signatures:
+        require_library("SWARM_REQUIRE_SIGNATURES")
+    signatures = Signatures(
+        identity,
+        experiment_id=experiment.experiment_id,
+        announcers=experiments.announcers(experiment),
+        required=config.require_signatures,
+        allowed=allowed_keys(config.allowed_keys) if config.allowed_keys else None,
+        book=folder / "keys",
+        say=lambda line: news.add("signatures", line),
+    )
+    experiments.check_announcer(config.role, signatures)
+    model = experiments.public_model(config.model)
+    registration = Registration(node_id, config.role, clock.wall(), model, node_id, __version__, session)
+    register(store, layout, registration, signatures)
+    pulse = Pulse(store, layout, node_id, clock, session, lambda line: news.add("name_in_use", line), signatures)
+    copies = Copies(record, layout.journals(node_id), store, folder / "copied", clock, lambda line: news.add("refused", line))
+    publisher = Publisher(
+        store,
+        folder / "spool",
+        clock,
+        beat=lambda: pulse.beat(*doing()),
+        beat_seconds=max(1.0, config.round_interval / 2),
+        background=background,
+        mine=signatures.reclaims,
+        copy=copies.bring,
+    )
+    return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news)

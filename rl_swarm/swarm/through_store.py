@@ -1,0 +1,94 @@
+"""A swarm whose nodes share a store: rounds are announced there, rollouts and rewards published, peers' rollouts read."""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.document import seal
+from rl_swarm.rollout import Rollout
+from rl_swarm.swarm.choice import pick
+from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.membership import Membership
+from rl_swarm.swarm.pace import Pace
+from rl_swarm.swarm.protocol import News
+from rl_swarm.swarm.rounds import Reward, Rounds
+
+
+class StoreSwarm:
+    def __init__(
+        self,
+        member: Membership,
+        settings: ExchangeSettings,
+        verify: Callable[[Rollout, float], Rollout],
+        *,
+        max_rounds: int,
+        round_interval: float,
+        quarantine: Path | None = None,
+    ) -> None:
+        self.member = member
+        self.rounds = Rounds(member.store, member.layout, max_rounds, member.signatures)
+        self.pace = Pace(self.rounds, member.clock, member.news.add, member.node_id, round_interval)
+        self.exchange = Exchange(
+            member.store, member.layout, member.publisher, verify, member.clock, settings, quarantine, member.signatures
+        )
+
+    def first_round(self, own: int) -> int:
+        return self.pace.first(own)
+
+    def next_round(self, done: int, waiting: Callable[[], None]) -> int:
+        publisher = self.member.publisher
+
+        def wait() -> None:
+            publisher.check()
+            waiting()
+            if not publisher.background:
+                publisher.pump()
+
+        return self.pace.following(done, wait)
+
+    def prepare(self, number: int, stage: int, count: int, chooser: random.Random) -> None:
+        self.exchange.look_ahead(number, stage, count, chooser)
+
+    def publish(self, rollout: Rollout, policy_version: int) -> None:
+        self.exchange.offer(rollout, policy_version)
+
+    def gather(self, number: int, stage: int, count: int, chooser: random.Random) -> list[Rollout]:
+        self.exchange.end_stage()
+        pool = self.exchange.gather(number, stage, count, chooser)
+        picked = pick(pool, count, chooser, self.exchange.settings.choice)
+        self.exchange.mark_used(picked)
+        return picked
+
+    def submit(self, number: int, stage: int, reward: float, completions: int) -> None:
+        member = self.member
+        document = Reward(member.node_id, number, reward, completions, member.clock.wall(), stage)
+        key = member.layout.reward(number, member.node_id, stage)
+        member.publisher.put(key, member.signatures.sign(key, seal(document)))
+        self.exchange.end_round()
+
+    def news(self) -> list[News]:
+        for line in self.member.publisher.take_news():
+            self.member.news.add("refused", line)
+        for mute in self.exchange.standings.take_news():
+            why = f"it keeps sending bad files, the last was refused as {mute.reason}"
+            self.member.news.add("muted", f"{mute.peer} is muted until round {mute.until}: {why}", **asdict(mute))
+        return self.member.news.take()
+
+    def figures(self, number: int) -> dict[str, Any]:
+        """Counters since the experiment began for this node, but for the seconds, which are those since last asked."""
+        exchange, publisher = self.exchange, self.member.publisher
+        return {
+            "rejected": dict(exchange.rejected),
+            "muted": [asdict(mute) for mute in exchange.standings.mutes(number + 1)],
+            "store": {**self.member.store.counts, **publisher.counters},
+            "pending": publisher.pending,
+            "checking_seconds": exchange.take_verify_seconds(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self.exchange.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.exchange.restore(state)

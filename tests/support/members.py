@@ -1,0 +1,63 @@
+"""Nodes of an experiment in this process: joined as real ones are, but without a thread."""
+
+from pathlib import Path
+from typing import Any
+
+from rl_swarm.clock import Clock
+from rl_swarm.node.journal import Journal
+from rl_swarm.node.worker import Learner, Worker, WorkerSettings
+from rl_swarm.processes.stopping import Stop
+from rl_swarm.store import Store
+from rl_swarm.swarm.copies import Copies
+from rl_swarm.swarm.exchange import ExchangeSettings
+from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.membership import Membership
+from rl_swarm.swarm.protocol import Newsbox
+from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.swarm.through_store import StoreSwarm
+
+LAYOUT = Layout("trial")
+
+
+def member_of(store: Store, folder: Path, node_id: str, clock: Clock, signatures: Signatures | None = None) -> Membership:
+    """A node that did not register; its own folder is `folder`/`node_id`, with its journals below `record`."""
+    news, own = Newsbox(), folder / node_id
+    own.mkdir(parents=True, exist_ok=True)
+    copies = Copies(own / "record", LAYOUT.journals(node_id), store, own / "copied", clock, lambda line: news.add("refused", line))
+    publisher = Publisher(store, own / "spool", clock, background=False, copy=copies.bring)
+    experiment = Experiment(1, "trial", "0" * 16, 0.0, "", {}, "stand-in 1", (2, 256))
+    return Membership(store, LAYOUT, node_id, experiment, clock, signatures or Signatures(), publisher, copies, news)
+
+
+def journal_of(member: Membership, folder: Path, **more: Any) -> Journal:
+    return Journal(folder / member.node_id / "record", LAYOUT, member.node_id, member.clock, **({"console": None} | more))
+
+
+def worker_of(
+    member: Membership,
+    folder: Path,
+    settings: WorkerSettings,
+    learner: Learner,
+    checkpoints: Any,
+    *,
+    stop: Stop | None = None,
+    round_interval: float = 60.0,
+    **exchange: Any,
+) -> Worker:
+    swarm = StoreSwarm(
+        member,
+        ExchangeSettings(member.node_id, **exchange),
+        learner.tasks.verify,
+        max_rounds=settings.max_rounds,
+        round_interval=round_interval,
+    )
+    return Worker(settings, learner, swarm, journal_of(member, folder), checkpoints, member.clock, stop or Stop())
+
+
+def copy_journals(worker: Worker) -> None:
+    """Bring all that a worker has written about itself to its store."""
+    worker.journal.flush()
+    assert isinstance(worker.swarm, StoreSwarm)
+    worker.swarm.member.copies.bring(True)
