@@ -246,6 +246,24 @@ def test_a_document_whose_name_is_refused_is_set_aside_and_everything_else_goes_
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+def test_documents_that_the_store_will_not_take_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_REFUSED", 5)
+
+    class Taken(MemoryStore):
+        def _put(self, key: str, data: bytes) -> bool:
+            raise Refused(f"{key} cannot be used")
+
+    store = Taken()
+    for life in range(3):
+        publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
+        publisher.pump()
+        for number in range(20):
+            publisher.put(f"rewards/{life}-{number}", b"x")
+        kept = sorted(path.read_bytes().partition(b"\n")[0].decode() for path in tmp_path.iterdir())
+        assert kept == sorted(f"rewards/{life}-{number}" for number in range(15, 20)), "the newest"
+        assert publisher.counters["refused_dropped"] == publisher.counters["refused"] - 5
+
+
 def test_dropping_the_oldest_rollouts_never_touches_the_one_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread sends one document while the loop hands over more than the spool may hold."""
     monkeypatch.setattr(module, "MOST_SPOOLED", 3)
