@@ -16,7 +16,7 @@ from rl_swarm import __version__
 from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, Refused
 from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
@@ -182,7 +182,11 @@ def open_node(
         journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
     model = experiments.public_model(config.model)
     registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
-    register(store, layout, registration, signatures)
+    try:
+        register(store, layout, registration, signatures)
+    except Refused as error:  # a coordinator needs none, and a worker can do without
+        alone = "" if config.role == "coordinator" else ", and the coordinator does not wait for it"
+        journal.say(f"{error}; until then this node goes on unregistered{alone}")
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
     return Node(
@@ -245,6 +249,7 @@ def make_worker(
         node.clock,
         ExchangeSettings(
             node_id=node.local.node_id,
+            own_count=config.own_count,
             frequency=config.publish_frequency,
             choice=config.external_choice,
             window=config.window,

@@ -14,12 +14,14 @@ import torch
 from rl_swarm.document import seal, unseal
 from rl_swarm.identity import Identity, load_identity
 from rl_swarm.learning import checkpoint
+from rl_swarm.node.assembly import open_node
 from rl_swarm.runs import progress
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.peers import Heartbeat, Registration
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward
 from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.tasks import tasks_version
 from tests.sim.drive_from_hell import File, Temper
 from tests.sim.simulation import LAYOUT, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm
@@ -203,3 +205,24 @@ def test_a_coordinator_without_the_right_key_is_told_so(tmp_path: Path) -> None:
         assert swarm.wait(boss) == 0
     finally:
         swarm.close()
+
+
+@pytest.mark.parametrize("role", ["coordinator", "worker"])
+def test_a_folder_in_the_place_of_a_registration_keeps_no_node_from_starting(tmp_path: Path, role: str) -> None:
+    (tmp_path / "store" / LAYOUT.peer("me")).mkdir(parents=True)
+    said: list[str] = []
+    environment = {
+        "GDRIVE_PATH": str(tmp_path / "store"),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "EXPERIMENT_NAME": LAYOUT.experiment_name,
+        "NODE_ID": "me",
+        "NODE_ROLE": role,
+        "TASKS": "gcd",
+        "SWARM_IDENTITY": str(tmp_path / "keys" / "mine.pem"),
+    }
+    node = open_node(environment, {}, tasks_version=tasks_version(), console=said.append)
+    node.publisher.close(10)
+    node.local.lock.close()
+    [line] = [line for line in said if "unregistered" in line]
+    assert line.startswith(f"{LAYOUT.peer('me')} cannot be used") and ("does not wait" in line) == (role == "worker")
+    assert node.signatures is not None and node.signatures.owner("me") == node.signatures.identity.public  # type: ignore[union-attr]
