@@ -12,7 +12,7 @@ import click
 from rl_swarm import __version__
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
-from rl_swarm.text import visible
+from rl_swarm.text import one_line, visible
 from rl_swarm.tools.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -166,7 +166,7 @@ def join(address: str, **flags: str | None) -> None:
         )
     click.echo("this is what you take part in:")
     for name, value in experiments.asks_for(found, loaded.founder):
-        click.echo(visible(f"  {name:<11}{value}"))
+        click.echo(visible(f"  {name:<11}{one_line(value, most=1000)}"))
     _work(flags)
 
 
@@ -187,7 +187,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
     layout = Layout(loaded.experiment_name)
 
     def read() -> ExperimentStatus:
-        return experiment_status(store, layout)
+        return experiment_status(store, layout, loaded.founder)
 
     if as_json:
         click.echo(json.dumps(read().as_dict(), indent=1))
@@ -333,9 +333,8 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
     from rl_swarm.swarm.layout import Layout
 
     loaded = _load(flags)
-    findings = check(
-        open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants)
-    )
+    store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+    findings = check(store, layout, Expected(rounds, nodes, transplants), loaded.founder)
     Console().print(findings_view(findings))
     output.write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
     sys.exit(0 if passed(findings) else 1)

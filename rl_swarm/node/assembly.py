@@ -20,7 +20,7 @@ from rl_swarm.errors import ConfigError, Refused
 from rl_swarm.identity import KEY_FILE, Identity, allowed_keys, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.local import LocalFolder, claim, home_of
+from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder
 from rl_swarm.node.worker import Checkpoints, Evaluate, Policy, Push, Stop, Tasks, Trainer, Worker, WorkerSettings
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
@@ -125,6 +125,7 @@ def load_config(
     layout = Layout(config.experiment_name)
     identity = load_identity(config.identity, Path(store.url)) if config.identity else None
     experiment = experiments.publish(store, layout, config, tasks_version, store.clock, identity)
+    insist_on_first_founder(config, store.url, experiment, identity.public if identity else None)
     config = configuration.load(environment, flags, experiment.settings)
     experiments.check(config, experiment, tasks_version)
     if config.role == "worker":

@@ -13,10 +13,13 @@ import msgspec
 
 from rl_swarm.errors import NotFound
 from rl_swarm.store import Store, is_key
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_heartbeat, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
+from rl_swarm.text import one_line
 
 TAIL_BYTES = 64 << 10
 JOURNAL_BYTES = 64 << 20  # of one journal, and of all its segments together; what lies beyond is not read
@@ -160,17 +163,21 @@ class ExperimentStatus:
         return asdict(self)
 
 
-def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
-    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them."""
-    rounds = Rounds(store, layout)
+def experiment_status(store: Store, layout: Layout, founder: str | None = None) -> ExperimentStatus:
+    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them.
+
+    Where the experiment is signed, only signed rounds and nodes are believed; raise ConfigError if it is not `founder`'s.
+    """
+    signatures = experiments.reader(store, layout, founder)
+    rounds = Rounds(store, layout, signatures=signatures)
     newest = rounds.survey()
     current = rounds.read_current()
     names, left_out = most_alive(store, layout, names_at_work(store, layout, newest))
-    nodes = tuple(node_status(store, layout, node_id) for node_id in names)
+    nodes = tuple(node_status(store, layout, node_id, signatures) for node_id in names)
     highest = max((node.round for node in nodes if node.round is not None), default=None)
     return ExperimentStatus(
         experiment=layout.experiment_name,
-        status=current.status if current else ("running" if nodes else "empty"),
+        status=one_line(current.status) if current else ("running" if nodes else "empty"),
         round=newest.round if newest else highest,
         opened_at=newest.opened_at if newest else None,
         nodes=nodes,
@@ -185,27 +192,27 @@ def all_experiments(store: Store) -> list[ExperimentStatus]:
     return [status for status in found if status.status != "empty"]
 
 
-def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
-    registration = read_registration(store, layout, node_id)
+def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> NodeStatus:
+    registration = read_registration(store, layout, node_id, signatures)
     recent = last_rows(store, layout.log(node_id, "training_events.jsonl"))
     state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
     measured = last_rows(store, layout.log(node_id, "metrics.jsonl"))
     last: dict[str, Any] = measured[-1] if measured else {}
     signs = [number(row.get("timestamp")) for row in (state, last, recent[-1] if recent else {})]
     signs.append(registration.registered_at if registration else None)
-    sequence = newest_heartbeat(store, layout, node_id)
-    beat = read_heartbeat(store, layout, node_id, sequence) if sequence is not None else None
+    sequence = newest_heartbeat(store, layout, node_id, signatures)
+    beat = read_heartbeat(store, layout, node_id, sequence, signatures) if sequence is not None else None
     data = state.get("data")
     said: dict[str, Any] = data if isinstance(data, dict) else {}
     doing, since, round_number = _text(said.get("doing")), number(state.get("timestamp")), number(said.get("round"))
     if beat and beat.sent_at > (since or 0):
         signs.append(beat.sent_at)
-        if beat.doing != doing:
-            doing, since, round_number = beat.doing, beat.sent_at, beat.round
+        if (said_last := one_line(beat.doing)) != doing:
+            doing, since, round_number = said_last, beat.sent_at, beat.round
     return NodeStatus(
         node_id=node_id,
-        role=registration.node_role if registration else "unknown",
-        model=registration.model if registration else "",
+        role=one_line(registration.node_role) if registration else "unknown",
+        model=one_line(registration.model) if registration else "",
         doing=doing or "registered",
         since=since,
         round=None if round_number is None or round_number < 0 else int(round_number),
@@ -219,7 +226,8 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
 def _muted(value: Any) -> tuple[Mute, ...]:
     """Whom a node says it has muted, if it says so in words that make sense."""
     try:
-        return msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
+        found = msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
+        return tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in found)
     except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
         return ()
 
@@ -231,4 +239,4 @@ def number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return one_line(value) if isinstance(value, str) else None

@@ -139,11 +139,15 @@ class Folder:
         os.rmdir(name, dir_fd=self._handle)
 
     def _changing(self, name: str) -> io.FileIO:
-        handle = self._open(name, os.O_RDWR)
-        if os.fstat(handle).st_nlink > 1:
-            os.close(handle)
-            raise OSError(errno.EMLINK, "it has a second name elsewhere")
-        return io.FileIO(handle, "r+")
+        file = io.FileIO(self._open(name, os.O_RDWR), "r+")
+        try:
+            there = os.stat(name, dir_fd=self._handle, follow_symlinks=False)  # after opening: a second name could be taken away
+            if there.st_nlink > 1 or _place(there) != _place(os.fstat(file.fileno())):
+                raise OSError(errno.EMLINK, "it has a second name elsewhere")
+        except OSError:
+            file.close()
+            raise
+        return file
 
     def _open(self, name: str, flags: int) -> int:
         handle = os.open(name, flags | _AT_ONCE, dir_fd=self._handle)
@@ -151,6 +155,10 @@ class Folder:
             os.close(handle)
             raise OSError(errno.EISDIR, "it is no regular file")
         return handle
+
+
+def _place(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def part_name(name: str) -> str:

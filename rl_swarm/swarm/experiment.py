@@ -15,7 +15,7 @@ from rl_swarm.identity import Identity, allowed_keys, can_check
 from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.signatures import sign, signer
+from rl_swarm.swarm.signatures import Signatures, sign, signer
 from rl_swarm.tasks import canonical, tasks_of
 
 Text = Annotated[str, Meta(max_length=200)]
@@ -122,6 +122,22 @@ def publish(
     if existing is None:
         raise ConfigError(f"{layout.experiment} exists and cannot be read: wait until the store has synchronised, then start again")
     return existing
+
+
+def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
+    """What whoever only looks at a run checks its documents with; nothing where it is not signed, or cannot be checked here.
+
+    Raises ConfigError if the experiment is not `founder`'s.
+    """
+    try:
+        found = read(store, layout, founder)
+    except ConfigError:
+        if founder:
+            raise
+        found = None
+    if found is None or not can_check():
+        return Signatures()
+    return Signatures(experiment_id=found.experiment_id, announcers=announcers(found))
 
 
 def address(store: Store, experiment: Experiment) -> str:

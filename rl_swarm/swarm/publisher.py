@@ -246,7 +246,8 @@ class Publisher:
         try:
             if not self.store.put_file(upload.key, upload.path):
                 self.store.delete(upload.key)
-                self.store.put_file(upload.key, upload.path)
+                if not self.store.put_file(upload.key, upload.path):
+                    raise Refused(f"{upload.key} is taken by something that cannot be replaced: remove it")
             if upload.beside:
                 self.store.rewrite(*upload.beside)
             self.counters["uploaded"] += 1

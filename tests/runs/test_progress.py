@@ -80,6 +80,19 @@ def test_of_a_million_empty_segments_few_are_read(monkeypatch: pytest.MonkeyPatc
     assert store.counts["get"] - before <= 2 + 2 * (1 << 20) // progress.SEGMENT_BYTES
 
 
+def test_what_a_node_says_of_itself_is_one_short_line(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    run = SampleRun(store, tmp_path / "local")
+    said = {"event_type": "state", "timestamp": 1.0, "data": {"round": 1, "doing": "line\n" * 12_000}}
+    mute = {"peer": "a\nb", "reason": "c\nd", "until": 5}
+    store.rewrite(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(said).encode() + b"\n")
+    store.rewrite(KEY, json.dumps({"round": 1, "muted": [mute]}).encode() + b"\n")
+    assert run.done == 0
+    status = progress.node_status(store, LAYOUT, "w1")
+    assert len(status.doing) <= 200 and "\n" not in status.doing
+    assert [(each.peer, each.reason) for each in status.muted] == [("a b", "c d")]
+
+
 def nested(depth: int) -> str:
     return "[" * depth + "]" * depth
 

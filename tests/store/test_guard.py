@@ -125,6 +125,21 @@ def test_removing_what_is_not_there_makes_nothing(place: Place, monkeypatch: pyt
     place.store.delete("a/x")
 
 
+def test_a_second_name_that_is_taken_away_at_the_right_moment_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a link to a private file that is gone when the number of names is looked at, the private name alone is left."""
+    os.link(place.private, place.root / "a/x")
+    opened = Folder._open
+
+    def open_and_lose(folder: Folder, name: str, flags: int) -> int:
+        handle = opened(folder, name, flags)
+        (place.root / "a/x").unlink()
+        return handle
+
+    monkeypatch.setattr(Folder, "_open", open_and_lose)
+    with contextlib.suppress(NotFound, StoreAway, FileNotFoundError):  # the fixture looks at the private file
+        place.store.append("a/x", b"line\n") if place.store.appendable else place.store.rewrite("a/x", b"line\n")
+
+
 LEASE = """
 import fcntl, os, signal, sys
 signal.signal(signal.SIGIO, signal.SIG_IGN)

@@ -178,6 +178,20 @@ def test_a_name_that_cannot_be_used_does_not_hold_up_the_next(tmp_path: Path) ->
     assert publisher.counters["refused"] == 1
 
 
+def test_what_cannot_be_replaced_in_the_place_of_a_checkpoint_costs_none_of_the_older_ones(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
+    (tmp_path / "store" / "c" / "10.pt").mkdir(parents=True)
+    store.put("c/8.pt", b"old")
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    publisher.upload("c/10.pt", path, ("c/8.pt",), ("c/10.json", b"mine"))
+    assert publisher.pump() and publisher.pending == 0
+    assert store.list("c") == ["10.pt/", "8.pt"] and publisher.counters["uploaded"] == 0
+    [news] = publisher.take_news()
+    assert "a checkpoint was not copied to the store: c/10.pt is taken by something that cannot be replaced: remove it" in news
+
+
 def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) -> None:
     class Forgetful(MemoryStore):
         found = False
