@@ -313,6 +313,24 @@ class TestChecksOnLoading:
         with pytest.raises(ConfigError, match="other questions of the same seed"):
             Bench(parse_tasks("list_functions"))
 
+    def test_a_task_whose_questions_cannot_be_made_ends_a_start_soon_in_one_line(self, own_file: Callable[..., Path]) -> None:
+        source = "def question(seed, index):\n    assert seed == 0, 'too large'\n    return 'a', 'b'\n"
+        tasks = make(str(own_file(source)))
+        with pytest.raises(ConfigError, match="whose questions cannot be made, or not in time: leave it out"):
+            tasks.held_out()
+        assert tasks.counters["question_raised"] == 12
+
+    def test_questions_that_hang_are_tried_three_times(
+        self, own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(helper, "ITEM_SECONDS", 0.5)
+        source = "import time\n\n\ndef question(seed, index):\n    time.sleep(60 if seed else 0)\n    return 'a', 'b'\n"
+        for ask in (lambda tasks: tasks.held_out(), lambda tasks: tasks.draw(1)):
+            tasks = make(str(own_file(source)))
+            with pytest.raises(ConfigError, match="cannot be made, or not in time"):
+                ask(tasks)
+            assert tasks.counters["question_timeout"] <= 4
+
     def test_no_task_at_all(self) -> None:
         with pytest.raises(ConfigError, match="no task"):
             Tasks((), seed=1, node_id="a")
