@@ -13,7 +13,17 @@ from rl_swarm import __version__
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import one_line, visible
-from rl_swarm.tools.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
+from rl_swarm.tools.options import (
+    NAME,
+    Checked,
+    check_arguments,
+    decimal,
+    output_file,
+    output_folder,
+    outside,
+    show_any_text,
+    whole,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -333,6 +343,7 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
     from rl_swarm.swarm.layout import Layout
 
     loaded = _load(flags)
+    outside(output, loaded.store_url)
     store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
     findings = check(store, layout, Expected(rounds, nodes, transplants), loaded.founder)
     Console().print(findings_view(findings))
@@ -372,7 +383,7 @@ def export(folder: Path, **flags: str | None) -> None:
     """
     from rl_swarm.tools.export import export_run
 
-    _load(flags)
+    outside(folder, _load(flags).store_url)
     figures = export_run(os.environ, flags, folder)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")
 
@@ -434,7 +445,7 @@ def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flag
 
     loaded = load(os.environ, flags)
     require(loaded, "store")
-    run(loaded.store_url, list(experiments), best, output, as_typed(sys.argv[1:]), Console())
+    run(loaded.store_url, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), Console())
 
 
 def _load(flags: dict[str, str | None]) -> Config:

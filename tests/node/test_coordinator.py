@@ -424,6 +424,23 @@ def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:
     return progress.events(coordinator.store, LAYOUT, coordinator.settings.node_id)
 
 
+def test_a_registration_that_is_none_is_looked_at_less_and_less_often(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    for number in range(40):
+        store.put(LAYOUT.peer(f"junk{number}"), b"x" * 1000)
+    coordinator = make(store, clock, tmp_path, max_rounds=2000)
+
+    def script() -> None:
+        coordinator.stop.requested = clock.elapsed > 3_000
+        if clock.elapsed > 1_000:
+            join(store, "late")
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert store.counts["bytes_in"] < 40 * 1_000 * 16, "and not at each of 500 looks"
+    assert coordinator.workers == {"late"}
+
+
 # Where rounds are signed
 
 
