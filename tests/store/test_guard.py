@@ -183,18 +183,35 @@ def test_a_file_that_another_process_holds_is_refused_and_the_store_is_not_away(
         assert time.monotonic() - began < 5 and "retries" not in place.store.counts
 
 
-def test_a_lease_on_a_name_that_a_node_will_publish_costs_that_document_alone(tmp_path: Path) -> None:
+def test_a_lease_on_a_name_that_a_node_will_publish_costs_nothing_else(tmp_path: Path) -> None:
     place = Place(tmp_path, local=True)
     publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
     with leased(place.root / "a/1"):
-        for number in range(3):
-            publisher.put(f"a/{number}", b"mine")
+        (tmp_path / "spool" / "000000000000").write_bytes(b"a/1\nof a node that does not sign")
+        publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False)
+        publisher.put("a/2", b"next")
         assert publisher.pending == 0 and publisher.away_since is None
-        assert place.store.get("a/2", limit=LIMIT) == b"mine"
+        assert place.store.get("a/2", limit=LIMIT) == b"next"
         [news] = publisher.take_news()
         assert "a/1 cannot be used, another process holds it" in news
-    Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine").pump()
-    assert place.store.get("a/1", limit=LIMIT) == b"mine"
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_pipe, plant_folder, None])
+def test_a_node_that_signs_takes_the_names_of_its_documents_back(plant: Callable[[Place], None] | None, tmp_path: Path) -> None:
+    place = Place(tmp_path, local=True)
+    publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
+    with contextlib.ExitStack() as held:
+        if plant:
+            plant(place)
+        else:
+            held.enter_context(leased(place.root / "a/x"))
+        publisher.put("a/x", b"mine")
+        assert publisher.pending == 0 and len(publisher.take_news()) == 1
+        if plant is plant_folder:
+            assert publisher.counters["refused"] == 1
+        else:
+            assert place.store.get("a/x", limit=LIMIT) == b"mine" and publisher.counters["reclaimed"] == 1
+    assert place.private.read_bytes() == SECRET
 
 
 def test_a_file_as_large_as_files_can_be_is_refused_and_the_store_is_not_away(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds
 from rl_swarm.swarm.signatures import Signatures, sign
 from rl_swarm.tasks import tasks_version
 from rl_swarm.tools.ask import open_run
+from rl_swarm.tools.demo import unfinished
 from tests.sim.drive_from_hell import File, Temper
 from tests.sim.simulation import LAYOUT, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm
@@ -264,13 +265,15 @@ def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signe
     rounds = Rounds(store, LAYOUT, signatures=node.signatures)
     rounds.announce(Announcement(0, "me", "s", 1, 0.0, [], []))
     rounds.write_current(CurrentState(0, 0.0, "me", LAYOUT.experiment_name, "running"))
-    store.rewrite(LAYOUT.current_state, seal(CurrentState(999, 0.0, "x", LAYOUT.experiment_name, "call 555-1234")))
+    store.rewrite(LAYOUT.current_state, seal(CurrentState(999, 0.0, "x", LAYOUT.experiment_name, "complete")))
     store.put(LAYOUT.round(999), seal(Announcement(999, "thief", "f" * 16, 2, 0.0, [], [])))
     store.put(LAYOUT.heartbeat("me", 500), seal(Heartbeat("me", 500, 9e9, "hacked", 0)))
     for insisted in (founder, None):
         status = progress.experiment_status(store, LAYOUT, insisted)
         assert (status.status, status.round, len(status.nodes)) == ("running", 0, 1)
         assert "hacked" not in [each.doing for each in status.nodes]
+    going_on = unfinished({"GDRIVE_PATH": store.url, "EXPERIMENT_NAME": LAYOUT.experiment_name})
+    assert going_on["EXPERIMENT_NAME"] == LAYOUT.experiment_name, "the demo does not take it for complete"
     replaced = msgspec.structs.replace(node.experiment, key=None, settings=node.experiment.settings | {"MAX_ROUNDS": "7"})
     store.rewrite(LAYOUT.experiment, seal(replaced))
     with pytest.raises(ConfigError, match="somebody changed it"):
