@@ -36,8 +36,8 @@ REMEDIES = {  # errors that mean this one name cannot be used; the store itself 
     errno.EACCES: "no permission: let its owner run chmod -R, folders should have the mode of the shared folder itself",
     errno.EPERM: "not permitted: let its owner remove it",
     errno.ENAMETOOLONG: "the name is too long",
-    errno.EFBIG: "it is as large as a file can be: remove it",
 }
+GIANT_BYTES = 1 << 40  # no journal grows to this: where a file cannot grow beyond it, somebody made it so large
 HELD = "another process holds it (a lease): remove it, or end that process"
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
 HANG_SECONDS = 15.0  # a mount that has not answered by then is away
@@ -149,9 +149,11 @@ class FolderStore(Store):
             try:
                 file.seek(end)
                 _write(file, data)
-            except OSError:
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
+                if error.errno == errno.EFBIG and end >= GIANT_BYTES:  # below, it is a limit of this process
+                    raise Refused(f"{key} cannot be used, it is as large as a file can be: remove it") from None
                 raise
 
     def _get(self, key: str, limit: int, offset: int) -> bytes:
