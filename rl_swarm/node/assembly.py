@@ -183,11 +183,7 @@ def open_node(
         journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
     model = experiments.public_model(config.model)
     registration = Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session)
-    try:
-        register(store, layout, registration, signatures)
-    except Refused as error:  # a coordinator needs none, and a worker can do without
-        alone = "" if config.role == "coordinator" else ", and the coordinator does not wait for it"
-        journal.say(f"{error}; until then this node goes on unregistered{alone}")
+    _register(store, layout, registration, signatures, journal)
     journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     journal.state("starting", -1)
     return Node(
@@ -204,6 +200,15 @@ def open_node(
         local.secret,
         launcher_of(environment),
     )
+
+
+def _register(store: Store, layout: Layout, registration: Registration, signatures: Signatures, journal: Journal) -> None:
+    """Register, or say why not and go on: a coordinator needs no registration, and a worker can do without."""
+    try:
+        register(store, layout, registration, signatures)
+    except Refused as error:
+        alone = "" if registration.node_role == "coordinator" else ", and the coordinator does not wait for it"
+        journal.say(f"{error}; until then this node goes on unregistered{alone}")
 
 
 def _check_home(config: Config, store: Store) -> None:

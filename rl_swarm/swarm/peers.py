@@ -59,17 +59,18 @@ def register(store: Store, layout: Layout, registration: Registration, signature
     """
     signatures, key, name = signatures or Signatures(), layout.peer(registration.peer_id), registration.peer_id
     data = signatures.sign(key, seal(registration))
-    if not store.put(key, data) and signatures.required:
-        try:
-            signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
-        except (NotFound, BadDocument):
-            signed = None
-        if signed and not signatures.may_take(name, signed):
-            raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
+    if store.put(key, data) or not signatures.required:
         signatures.claim(name)
-        if signed is None or not signatures.is_mine(signed):
-            store.rewrite(key, data)
+        return
+    try:
+        signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
+    except (NotFound, BadDocument):
+        signed = None
+    if signed and not signatures.may_take(name, signed):
+        raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
     signatures.claim(name)
+    if signed is None or not signatures.is_mine(signed):
+        store.rewrite(key, data)
 
 
 def read_registration(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Registration | None:
