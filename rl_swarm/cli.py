@@ -12,8 +12,18 @@ import click
 from rl_swarm import __version__
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
-from rl_swarm.text import visible
-from rl_swarm.tools.options import NAME, Checked, check_arguments, decimal, output_file, output_folder, show_any_text, whole
+from rl_swarm.text import one_line, visible
+from rl_swarm.tools.options import (
+    NAME,
+    Checked,
+    check_arguments,
+    decimal,
+    output_file,
+    output_folder,
+    outside,
+    show_any_text,
+    whole,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -166,7 +176,7 @@ def join(address: str, **flags: str | None) -> None:
         )
     click.echo("this is what you take part in:")
     for name, value in experiments.asks_for(found, loaded.founder):
-        click.echo(visible(f"  {name:<11}{value}"))
+        click.echo(visible(f"  {name:<11}{one_line(value, most=1000)}"))
     _work(flags)
 
 
@@ -187,7 +197,7 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
     layout = Layout(loaded.experiment_name)
 
     def read() -> ExperimentStatus:
-        return experiment_status(store, layout)
+        return experiment_status(store, layout, loaded.founder)
 
     if as_json:
         click.echo(json.dumps(read().as_dict(), indent=1))
@@ -333,9 +343,9 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
     from rl_swarm.swarm.layout import Layout
 
     loaded = _load(flags)
-    findings = check(
-        open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name), Expected(rounds, nodes, transplants)
-    )
+    outside(output, loaded.store_url)
+    store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+    findings = check(store, layout, Expected(rounds, nodes, transplants), loaded.founder)
     Console().print(findings_view(findings))
     output.write_text(json.dumps(results(loaded.experiment_name, findings), indent=1) + "\n")
     sys.exit(0 if passed(findings) else 1)
@@ -373,7 +383,7 @@ def export(folder: Path, **flags: str | None) -> None:
     """
     from rl_swarm.tools.export import export_run
 
-    _load(flags)
+    outside(folder, _load(flags).store_url)
     figures = export_run(os.environ, flags, folder)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")
 
@@ -435,7 +445,7 @@ def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flag
 
     loaded = load(os.environ, flags)
     require(loaded, "store")
-    run(loaded.store_url, list(experiments), best, output, as_typed(sys.argv[1:]), Console())
+    run(loaded.store_url, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), Console())
 
 
 def _load(flags: dict[str, str | None]) -> Config:

@@ -69,6 +69,8 @@ def parse(body: bytes, kind: type[T]) -> T:
 def typed(state: object, kind: type[T]) -> T:
     """What a checkpoint says, as `kind`, with every type and range checked; raise CheckpointError if it is something else."""
     try:
-        return msgspec.convert(state, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:  # the second for half a pair of characters
+        found = msgspec.convert(state, kind)
+        msgspec.json.encode(found)  # also finds half a pair of characters in the name of anything, which no journal could take
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError, OverflowError, TypeError) as error:
         raise CheckpointError(f"what it says of the node is no {kind.__name__}: {error}") from None
+    return found

@@ -313,3 +313,29 @@ def test_two_nodes_with_one_name_are_noticed_by_both_and_shown(local_swarm: Call
     assert "w1 says that another process uses its name: stop one of the two" in shown
     for console in consoles:
         console.close()
+
+
+@pytest.mark.parametrize(
+    "command", ["validate", "validate --output analysis/x.json", "validate --output away/x.json", "analyze e", "export models/w1"]
+)
+def test_nothing_is_written_to_the_shared_folder_where_links_may_wait(tmp_path: Path, command: str) -> None:
+    store, private = tmp_path / "store", tmp_path / "private"
+    for folder in (store / "analysis", store / "models", private):
+        folder.mkdir(parents=True)
+    (private / "notes").write_text("keep")
+    (store / "test_results.json").symlink_to(private / "notes")
+    (store / "analysis" / "x.json").symlink_to(private / "notes")
+    (store / "analysis" / "report.html").symlink_to(private / "notes")
+    (store / "models" / "w1").symlink_to(private)
+    (store / "away").symlink_to(private)
+    done = subprocess.run(
+        [sys.executable, "-m", "rl_swarm.cli", *command.split(), "--gdrive-path", "."],
+        env={"EXPERIMENT_NAME": "e", "PYTHONPATH": str(Path(__file__).parents[1])},
+        cwd=store,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and "must not lie in the shared folder" in done.stderr and done.stderr.count("\n") == 1
+    assert (private / "notes").read_text() == "keep" and len(list(private.iterdir())) == 1

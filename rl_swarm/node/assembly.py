@@ -20,7 +20,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.local import LocalFolder, claim, home_of
+from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, WorkerSettings
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
@@ -141,6 +141,7 @@ def load_config(
     layout = Layout(config.experiment_name)
     identity = load_identity(config.identity, Path(store.url)) if config.identity else None
     experiment = experiments.publish(store, layout, config, tasks_version, store.clock, identity)
+    insist_on_first_founder(config, store.url, experiment, identity.public if identity else None)
     config = configuration.load(environment, flags, experiment.settings)
     experiments.check(config, experiment, tasks_version)
     if config.role == "worker":
@@ -222,6 +223,7 @@ def make_swarm(node: Node, tasks: Tasks) -> Swarm:
         return Alone(node.news)
     settings = ExchangeSettings(
         node_id=node.local.node_id,
+        own_count=config.own_count,
         frequency=config.publish_frequency,
         choice=config.external_choice,
         window=config.window,

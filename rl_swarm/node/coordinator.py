@@ -22,6 +22,7 @@ from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Round
 POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
 MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
+MOST_DOUBLED = 8  # times that the pause doubles between two looks at a registration that is none
 MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
 MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
 
@@ -51,6 +52,7 @@ class Coordinator:
         self.epoch = 0
         self.workers: set[str] = set()
         self._others: set[str] = set()  # registered, but no workers
+        self._unreadable: dict[str, tuple[int, float]] = {}  # name → how often its registration was none, and when to look again
         self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were seen
         self._passed = 0
         self._jitter = generator("poll", settings.node_id)
@@ -190,16 +192,24 @@ class Coordinator:
     def _roll_call(self) -> None:
         """Find new registrations; a new worker counts as live from the moment it is seen."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        for node_id in self._some(registered(self.store, self.layout) - self.workers - self._others):
+        for node_id in self._some(set(filter(self._may_look, registered(self.store, self.layout) - self.workers - self._others))):
             self._is_worker(node_id)
+
+    def _may_look(self, node_id: str) -> bool:
+        return node_id not in self._unreadable or self.clock.monotonic() >= self._unreadable[node_id][1]
 
     def _is_worker(self, node_id: str) -> bool:
         """Whether a node has registered as a worker, by its registration, which is read once."""
         if node_id in self.workers or node_id in self._others:
             return node_id in self.workers
+        if not self._may_look(node_id):
+            return False
         registration = read_registration(self.store, self.layout, node_id, self.signatures)
-        if registration is None:
-            return False  # not all there yet
+        if registration is None:  # not all there yet, or never: look less and less often
+            tries = min(self._unreadable.get(node_id, (0, 0.0))[0] + 1, MOST_DOUBLED)
+            self._unreadable[node_id] = (tries, self.clock.monotonic() + 2**tries * self.settings.round_interval / 40)
+            return False
+        self._unreadable.pop(node_id, None)
         if registration.node_role != "worker":
             self._others.add(node_id)
             return False

@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rl_swarm.config import Config
-from rl_swarm.errors import ModelError, StoreAway
+from rl_swarm.errors import CheckpointError, ModelError, StoreAway
 from rl_swarm.learning.checkpoint import Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
@@ -16,12 +16,14 @@ from rl_swarm.learning.trainer import Trainer, TrainerSettings
 from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
-from rl_swarm.swarm.endorsement import check_endorsed, endorse
-from rl_swarm.swarm.layout import Layout, node_of_checkpoint, round_of_folder
+from rl_swarm.swarm.endorsement import Endorsement, endorse, endorsed
+from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, round_of_folder
+from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
 
 KEPT = 2
-MOST_TRIED = 16  # checkpoints of the store, so that no number of bad ones keeps a node busy for long
+MOST_TRIED = 4  # checkpoints of the store, so that no number of bad ones keeps a node busy for long
+MOST_ASKED = 256  # rounds that a node which signs looks at for what it has signed
 
 
 def load_policy(config: Config) -> Policy:
@@ -86,42 +88,87 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
     node_id, limit, member = node.local.node_id, most_bytes(trained_bytes), node.member
     if member is None:
         return Checkpoints(node.local.checkpoints, keep=KEPT, limit=limit, say=node.journal.say)
-    store, layout, signatures = member.store, member.layout, member.signatures
-    stored, uploaded = list[int](), list[int]()
-    with contextlib.suppress(StoreAway):
-        stored.extend(itertools.islice(stored_rounds(store, layout, node_id, node.config.max_rounds), MOST_TRIED))
+    layout, signatures = member.layout, member.signatures
+    stored = _Stored(member, node.config.max_rounds, limit, node.journal.say)
+    uploaded = list[int]()
 
     def upload(number: int, path: Path) -> None:
         if not uploaded:  # what is beyond the round that this node went on from is not its own, or not of this run
-            uploaded.extend(each for each in sorted(stored) if checkpoints.resumed is not None and each <= checkpoints.resumed)
+            resumed = checkpoints.resumed
+            uploaded.extend(each for each in sorted(stored.rounds) if resumed is not None and each <= resumed)
         if number not in uploaded:
             uploaded.append(number)
         outdated = [uploaded.pop(0) for _ in range(len(uploaded) - KEPT)]
         names = [layout.checkpoint(old, node_id) for old in outdated]
         beside = None
         if signatures.identity:
-            beside = (layout.endorsement(number, node_id), endorse(layout, node_id, number, checksum(path), signatures))
+            said = endorse(layout, node_id, number, checksum(path), path.stat().st_size, signatures)
+            beside = (layout.endorsement(number, node_id), said)
             names += [layout.endorsement(old, node_id) for old in outdated]
         member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
-    def fetch(number: int, path: Path) -> None:
-        store.get_file(layout.checkpoint(number, node_id), path, limit=limit)
-
-    def check_origin(number: int, path: Path) -> None:
-        if signatures.identity:
-            check_endorsed(store, layout, node_id, number, checksum(path), signatures)
-
-    elsewhere = Elsewhere(f"the store {store.url}", node.local.fetched, stored, fetch, check_origin)
+    store = f"the store {member.store.url}"
+    elsewhere = Elsewhere(store, node.local.fetched, stored.rounds, stored.fetch, stored.check_origin)
     checkpoints = Checkpoints(
         node.local.checkpoints, keep=KEPT, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say
     )
     return checkpoints
 
 
-def stored_rounds(store: Store, layout: Layout, node_id: str, last: int) -> Iterator[int]:
-    """Rounds up to `last` of which the store has a checkpoint of this node, newest first."""
+class _Stored:
+    """This node's checkpoints in the store, as far as one start looks at them: anybody may have put them there.
+
+    A node that signs fetches what it has signed for, and no more bytes than that says. Any other fetches a few files: the first may
+    have `limit` bytes, the others as many together, since a file that is all hole costs a stranger nothing.
+    """
+
+    def __init__(self, member: Membership, max_rounds: int, limit: int, say: Callable[[str], None]) -> None:
+        self._store, self._layout, self._node_id = member.store, member.layout, member.node_id
+        self._signatures = member.signatures if member.signatures.identity else None
+        self._limit = self._left = limit
+        self._tried = False
+        self.rounds: list[int] = []  # newest first
+        with contextlib.suppress(StoreAway):
+            signed = self._signatures is not None
+            there = stored_rounds(self._store, self._layout, self._node_id, max_rounds, signed)
+            if signed:
+                there = self._endorsed(itertools.islice(there, MOST_ASKED), say)
+            self.rounds.extend(itertools.islice(there, MOST_TRIED))
+
+    def fetch(self, number: int, path: Path) -> None:
+        key = self._layout.checkpoint(number, self._node_id)
+        if self._signatures:
+            self._store.get_file(key, path, limit=min(self._limit, self._endorsement(number).bytes))
+            return
+        self._store.get_file(key, path, limit=self._left if self._tried else self._limit)
+        self._left -= path.stat().st_size if self._tried else 0
+        self._tried = True
+
+    def check_origin(self, number: int, path: Path) -> None:
+        if self._signatures and self._endorsement(number).sha256 != checksum(path):
+            raise CheckpointError("it is not the checkpoint that this node has signed for")
+
+    def _endorsed(self, rounds: Iterable[int], say: Callable[[str], None]) -> Iterator[int]:
+        told = False
+        for number in rounds:
+            try:
+                self._endorsement(number)
+                yield number
+            except CheckpointError as error:
+                if not told:
+                    say(f"a checkpoint was not used, nor others like it: round {number} of the store {self._store.url}: {error}")
+                told = True
+
+    def _endorsement(self, number: int) -> Endorsement:
+        assert self._signatures is not None
+        return endorsed(self._store, self._layout, self._node_id, number, self._signatures)
+
+
+def stored_rounds(store: Store, layout: Layout, node_id: str, last: int, signed: bool = False) -> Iterator[int]:
+    """Rounds up to `last` of which the store has a checkpoint of this node, newest first; `signed` wants its document as well."""
     for number in checkpoint_rounds(store, layout, last):
-        if node_id in map(node_of_checkpoint, store.list(layout.checkpoint_folder(number))):
+        names = store.list(layout.checkpoint_folder(number))
+        if node_id in map(node_of_checkpoint, names) and (not signed or node_id in map(node_of_file, names)):
             yield number
 
 

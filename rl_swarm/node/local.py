@@ -6,6 +6,7 @@ name starts from nothing.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import time
@@ -85,7 +86,29 @@ class Holder:
 
 
 def experiment_folder(config: Config, experiment: Experiment) -> Path:
-    return home_of(config) / f"{experiment.experiment}-{experiment.experiment_id[:8]}"
+    """Named by the whole id and the founder's key: another's experiment may have the same name and id, and is another one."""
+    known = hashlib.sha256(f"{experiment.experiment_id} {experiment.key or ''}".encode()).hexdigest()
+    return home_of(config) / f"{experiment.experiment}-{known[:16]}"
+
+
+def insist_on_first_founder(config: Config, store_url: str, experiment: Experiment, own_key: str | None = None) -> None:
+    """Remember who has signed an experiment in a store; raise ConfigError if it is somebody else's later, or nobody's.
+
+    Whoever names the founder, or is the founder, is not asked.
+    """
+    name = hashlib.sha256(f"{store_url} {experiment.experiment}".encode()).hexdigest()[:32]
+    path = home_of(config) / "founders" / name
+    with contextlib.suppress(OSError):  # a home that cannot be used is said when it is needed
+        first = path.read_text() if path.exists() else None
+        if first and experiment.key not in (first, own_key or first) and config.founder is None:
+            whose = f"signed with {experiment.key}" if experiment.key else "not signed"
+            raise ConfigError(
+                f"the experiment {experiment.experiment!r} in {store_url} is {whose}, and was signed with {first} when this "
+                f"machine took part before: somebody replaced it. If that is meant, set SWARM_FOUNDER to its key, or delete {path}"
+            )
+        if experiment.key and experiment.key != first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(experiment.key)
 
 
 def home_of(config: Config) -> Path:

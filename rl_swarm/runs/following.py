@@ -83,7 +83,7 @@ class Tail:
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
         """The rows since the last look, and whether they take the place of all earlier ones, since the journal was rewritten."""
-        there = set(progress.segment_keys(self.store, self.key))
+        there = progress.segment_keys(self.store, self.key)
         if there or self._segments:
             return self._new_segments(there)
         return self._grown()
@@ -101,15 +101,11 @@ class Tail:
         self._before = (self._before + whole)[-REMEMBERED_BYTES:]
         return anew, progress.rows(whole.decode("utf-8", "replace").splitlines())
 
-    def _new_segments(self, there: set[str]) -> tuple[bool, list[dict[str, Any]]]:
-        anew = not self._segments or not self._segments <= there
-        new = there if anew else there - self._segments
-        self._segments = there
-        if anew:
+    def _new_segments(self, there: list[str]) -> tuple[bool, list[dict[str, Any]]]:
+        before, self._segments = self._segments, set(there)
+        if not before or not before <= self._segments:
             return True, progress.rows(progress.lines(self.store, self.key))
-        return False, [
-            row for key in sorted(new) for row in progress.rows(self._get(key, 0).decode("utf-8", "replace").splitlines())
-        ]
+        return False, progress.rows(progress.segment_lines(self.store, [key for key in there if key not in before]))
 
     def _get(self, key: str, offset: int) -> bytes:
         try:

@@ -5,7 +5,7 @@ of several metric rows for one round the last counts (a node that was killed doe
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,13 +13,19 @@ import msgspec
 
 from rl_swarm.errors import NotFound
 from rl_swarm.store import Store, is_key
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
 from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_heartbeat, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
+from rl_swarm.text import one_line
 
 TAIL_BYTES = 64 << 10
-JOURNAL_BYTES = 64 << 20  # of one journal or segment; what lies beyond is not read
+JOURNAL_BYTES = 64 << 20  # of one journal, and of all its segments together; what lies beyond is not read
+SEGMENT_BYTES = 4 << 10  # what a segment counts for at least, so that there are no more than 16,384
+MOST_TAILS = 256  # segments that are looked at for the newest row
+MOST_ROUNDS = 10**12  # a row with a higher number is none
 
 
 def segment_keys(store: Store, key: str) -> list[str]:
@@ -35,8 +41,16 @@ def newest_segment(store: Store, key: str, below: int) -> int:
     return max((number for number in numbers if number < below), default=0)
 
 
-def segment_lines(store: Store, key: str) -> list[str]:
-    return [line for part in segment_keys(store, key) for line in _lines(store, part)]
+def segment_lines(store: Store, keys: Sequence[str]) -> list[str]:
+    """The lines of these segments in order. Of very many, or very long ones, the newest: anybody may have put them there."""
+    left, found = JOURNAL_BYTES, list[list[str]]()
+    for key in reversed(keys):
+        if left < SEGMENT_BYTES:
+            break
+        data = _read(store, key, left)
+        left -= max(len(data), SEGMENT_BYTES)
+        found.append(data.decode("utf-8", "replace").splitlines())
+    return [line for part in reversed(found) for line in part]
 
 
 def lines(store: Store, key: str) -> list[str]:
@@ -45,21 +59,40 @@ def lines(store: Store, key: str) -> list[str]:
     The documented file may be a copy of the segments, may have been appended to after they were merged, or may have grown in place
     before the folder was used through a mount.
     """
-    in_file, in_segments = _lines(store, key), segment_lines(store, key)
-    for start in range(len(in_file)):
-        shared = min(len(in_file) - start, len(in_segments))
-        if shared and in_file[start] != in_segments[0]:
-            continue
-        if in_file[start : start + shared] == in_segments[:shared]:
-            return in_file + in_segments[shared:]
-    return in_file + in_segments
+    in_file = _read(store, key, JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
+    in_segments = segment_lines(store, segment_keys(store, key))
+    return in_file + in_segments[_shared(in_file, in_segments) :]
 
 
-def _lines(store: Store, key: str) -> list[str]:
+def _shared(text: Sequence[str], part: Sequence[str]) -> int:
+    """How many lines `part` begins with that `text` ends with; all of them if they stand anywhere in it.
+
+    The search of Knuth, Morris and Pratt: its time is linear, whatever the lines are.
+    """
+    if not part:
+        return 0
+    shorter = [0] * len(part)  # how much of `part` still matches where the next line does not
+    matched = 0
+    for place in range(1, len(part)):
+        while matched and part[place] != part[matched]:
+            matched = shorter[matched - 1]
+        matched += part[place] == part[matched]
+        shorter[place] = matched
+    matched = 0
+    for line in text:
+        while matched and line != part[matched]:
+            matched = shorter[matched - 1]
+        matched += line == part[matched]
+        if matched == len(part):
+            break
+    return matched
+
+
+def _read(store: Store, key: str, limit: int) -> bytes:
     try:
-        return store.get(key, limit=JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
+        return store.get(key, limit=limit)[:limit]
     except NotFound:
-        return []
+        return b""
 
 
 def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
@@ -77,7 +110,7 @@ def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
 
 def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
     """The newest rows of a journal, without reading all of it."""
-    for part in [*reversed(segment_keys(store, key)), key]:
+    for part in [*segment_keys(store, key)[: -MOST_TAILS - 1 : -1], key]:
         try:
             tail = store.get(part, limit=TAIL_BYTES, offset=-TAIL_BYTES)
         except NotFound:
@@ -91,8 +124,12 @@ def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
 def metrics(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
     """One row a round, in order; a row without a whole number for its round is none."""
     found = rows(lines(store, layout.log(node_id, "metrics.jsonl")))
-    by_round = {row["round"]: row for row in found if isinstance(row.get("round"), int)}
+    by_round = {row["round"]: row for row in found if _is_round(row.get("round"))}
     return [by_round[number] for number in sorted(by_round)]
+
+
+def _is_round(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_ROUNDS
 
 
 def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
@@ -126,17 +163,21 @@ class ExperimentStatus:
         return asdict(self)
 
 
-def experiment_status(store: Store, layout: Layout) -> ExperimentStatus:
-    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them."""
-    rounds = Rounds(store, layout)
+def experiment_status(store: Store, layout: Layout, founder: str | None = None) -> ExperimentStatus:
+    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them.
+
+    Where the experiment is signed, only signed rounds and nodes are believed; raise ConfigError if it is not `founder`'s.
+    """
+    signatures = experiments.reader(store, layout, founder)
+    rounds = Rounds(store, layout, signatures=signatures)
     newest = rounds.survey()
     current = rounds.read_current()
     names, left_out = most_alive(store, layout, names_at_work(store, layout, newest))
-    nodes = tuple(node_status(store, layout, node_id) for node_id in names)
+    nodes = tuple(node_status(store, layout, node_id, signatures) for node_id in names)
     highest = max((node.round for node in nodes if node.round is not None), default=None)
     return ExperimentStatus(
         experiment=layout.experiment_name,
-        status=current.status if current else ("running" if nodes else "empty"),
+        status=one_line(current.status) if current else ("running" if nodes else "empty"),
         round=newest.round if newest else highest,
         opened_at=newest.opened_at if newest else None,
         nodes=nodes,
@@ -151,31 +192,31 @@ def all_experiments(store: Store) -> list[ExperimentStatus]:
     return [status for status in found if status.status != "empty"]
 
 
-def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
-    registration = read_registration(store, layout, node_id)
+def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> NodeStatus:
+    registration = read_registration(store, layout, node_id, signatures)
     recent = last_rows(store, layout.log(node_id, "training_events.jsonl"))
     state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
     measured = last_rows(store, layout.log(node_id, "metrics.jsonl"))
     last: dict[str, Any] = measured[-1] if measured else {}
-    signs = [_number(row.get("timestamp")) for row in (state, last, recent[-1] if recent else {})]
+    signs = [number(row.get("timestamp")) for row in (state, last, recent[-1] if recent else {})]
     signs.append(registration.registered_at if registration else None)
-    sequence = newest_heartbeat(store, layout, node_id)
-    beat = read_heartbeat(store, layout, node_id, sequence) if sequence is not None else None
+    sequence = newest_heartbeat(store, layout, node_id, signatures)
+    beat = read_heartbeat(store, layout, node_id, sequence, signatures) if sequence is not None else None
     data = state.get("data")
     said: dict[str, Any] = data if isinstance(data, dict) else {}
-    doing, since, round_number = _text(said.get("doing")), _number(state.get("timestamp")), _number(said.get("round"))
+    doing, since, round_number = _text(said.get("doing")), number(state.get("timestamp")), number(said.get("round"))
     if beat and beat.sent_at > (since or 0):
         signs.append(beat.sent_at)
-        if beat.doing != doing:
-            doing, since, round_number = beat.doing, beat.sent_at, beat.round
+        if (said_last := one_line(beat.doing)) != doing:
+            doing, since, round_number = said_last, beat.sent_at, beat.round
     return NodeStatus(
         node_id=node_id,
-        role=registration.node_role if registration else "unknown",
-        model=registration.model if registration else "",
+        role=one_line(registration.node_role) if registration else "unknown",
+        model=one_line(registration.model) if registration else "",
         doing=doing or "registered",
         since=since,
         round=None if round_number is None or round_number < 0 else int(round_number),
-        reward=_number(last.get("reward")),
+        reward=number(last.get("reward")),
         last_sign=max((sign for sign in signs if sign is not None), default=None),
         muted=_muted(last.get("muted")),
         name_in_use=beat is not None and bool(beat.twin),
@@ -185,16 +226,17 @@ def node_status(store: Store, layout: Layout, node_id: str) -> NodeStatus:
 def _muted(value: Any) -> tuple[Mute, ...]:
     """Whom a node says it has muted, if it says so in words that make sense."""
     try:
-        return msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
-    except msgspec.ValidationError:
+        found = msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
+        return tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in found)
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
         return ()
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A journal is a peer's file, too: what is no finite number is as if it were not there."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return value if usable else None
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return one_line(value) if isinstance(value, str) else None

@@ -57,18 +57,20 @@ class Expected:
     external_count: int | None = None
 
 
-def validate(store: Store, layout: Layout, expected: Expected) -> list[Finding]:
-    return _Run(store, layout, expected).findings()
+def validate(store: Store, layout: Layout, expected: Expected, founder: str | None = None) -> list[Finding]:
+    return _Run(store, layout, expected, founder).findings()
 
 
 class _Run:
     """One experiment as it lies in the store, read once."""
 
-    def __init__(self, store: Store, layout: Layout, expected: Expected) -> None:
+    def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None = None) -> None:
         self.store = store
         self.layout = layout
         self.expected = expected
-        named, self.left_out = most_alive(store, layout, names_at_work(store, layout, Rounds(store, layout).survey()))
+        self.founder = founder
+        newest = Rounds(store, layout, signatures=experiments.reader(store, layout)).survey()
+        named, self.left_out = most_alive(store, layout, names_at_work(store, layout, newest))
         found = {node: read_registration(store, layout, node) for node in named}
         roles = {node: registration.node_role for node, registration in found.items() if registration}
         self.nodes = list(roles)
@@ -146,7 +148,7 @@ class _Run:
     def _check_signatures(self) -> Iterator[Finding]:
         """Whose figures are signed; in an experiment that its founder has signed, all should be."""
         try:
-            experiment = experiments.read(self.store, self.layout)
+            experiment = experiments.read(self.store, self.layout, self.founder)
         except ConfigError as error:
             yield Finding("signatures", "failed", str(error))
             return

@@ -37,7 +37,7 @@ REMEDIES = {  # errors that mean this one name cannot be used; the store itself 
     errno.EPERM: "not permitted: let its owner remove it",
     errno.ENAMETOOLONG: "the name is too long",
 }
-LONGEST_FILE = 1 << 34  # beyond which nothing is appended; a file with holes costs a stranger nothing, and has an end, too
+GIANT_BYTES = 1 << 40  # no journal grows to this: where a file cannot grow beyond it, somebody made it so large
 HELD = "another process holds it (a lease): remove it, or end that process"
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
 HANG_SECONDS = 15.0  # a mount that has not answered by then is away
@@ -143,17 +143,17 @@ class FolderStore(Store):
         """Add whole lines: half a line that a killed process left is ended first, and of a write that fails nothing stays."""
         with self._opened(key, make=True) as (folder, name), folder.writing(name) as file:
             end = file.seek(0, os.SEEK_END)
-            if end > LONGEST_FILE:
-                raise Refused(f"{key} has {end} bytes, which no node wrote: remove it")
             if end:
                 file.seek(end - 1)
                 data = data if file.read(1) == b"\n" else b"\n" + data
             try:
                 file.seek(end)
                 _write(file, data)
-            except OSError:
+            except OSError as error:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
+                if error.errno == errno.EFBIG and end >= GIANT_BYTES:  # below, it is a limit of this process
+                    raise Refused(f"{key} cannot be used, it is as large as a file can be: remove it") from None
                 raise
 
     def _get(self, key: str, limit: int, offset: int) -> bytes:

@@ -116,14 +116,10 @@ class Folder:
         A file with a second name is refused, which may be a stranger's hard link to a file of this user's.
         """
         try:
-            handle = self._open(name, os.O_RDWR)
+            return self._changing(name)
         except FileNotFoundError:
             self.creating(name).close()
-            handle = self._open(name, os.O_RDWR)
-        if os.fstat(handle).st_nlink > 1:
-            os.close(handle)
-            raise OSError(errno.EMLINK, "it has a second name elsewhere")
-        return io.FileIO(handle, "r+")
+            return self._changing(name)
 
     def link(self, name: str, new_name: str) -> None:
         os.link(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle, follow_symlinks=False)
@@ -133,7 +129,7 @@ class Folder:
 
     def empty(self, name: str) -> None:
         """Take away the content of a regular file; anything else is left alone, also what may be a file elsewhere."""
-        with suppress(OSError), self.writing(name) as file:
+        with suppress(OSError), self._changing(name) as file:
             file.truncate(0)
 
     def remove(self, name: str) -> None:
@@ -142,12 +138,27 @@ class Folder:
     def remove_folder(self, name: str) -> None:
         os.rmdir(name, dir_fd=self._handle)
 
+    def _changing(self, name: str) -> io.FileIO:
+        file = io.FileIO(self._open(name, os.O_RDWR), "r+")
+        try:
+            there = os.stat(name, dir_fd=self._handle, follow_symlinks=False)  # after opening: a second name could be taken away
+            if there.st_nlink > 1 or _place(there) != _place(os.fstat(file.fileno())):
+                raise OSError(errno.EMLINK, "it has a second name elsewhere")
+        except OSError:
+            file.close()
+            raise
+        return file
+
     def _open(self, name: str, flags: int) -> int:
         handle = os.open(name, flags | _AT_ONCE, dir_fd=self._handle)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise OSError(errno.EISDIR, "it is no regular file")
         return handle
+
+
+def _place(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def part_name(name: str) -> str:

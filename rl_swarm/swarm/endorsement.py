@@ -1,4 +1,4 @@
-"""What a node that signs says of its checkpoint in the store: a small document beside the file, with its checksum.
+"""What a node that signs says of its checkpoint in the store: a small document beside the file, with its checksum and size.
 
 With it a node that lost its disk resumes from its own checkpoint and from nobody else's. The file itself is judged elsewhere.
 """
@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
+from rl_swarm.document import SCHEMA, SMALL_BYTES, Count, seal, unseal
 from rl_swarm.errors import BadDocument, CheckpointError, NotFound
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
@@ -19,16 +19,17 @@ class Endorsement(msgspec.Struct, frozen=True):
     node_id: Annotated[str, Meta(max_length=64)]
     round: int
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Count
     schema: int = SCHEMA
 
 
-def endorse(layout: Layout, node_id: str, number: int, checksum: str, signatures: Signatures) -> bytes:
+def endorse(layout: Layout, node_id: str, number: int, checksum: str, size: int, signatures: Signatures) -> bytes:
     key = layout.endorsement(number, node_id)
-    return signatures.sign(key, seal(Endorsement(node_id, number, checksum)))
+    return signatures.sign(key, seal(Endorsement(node_id, number, checksum, size)))
 
 
-def check_endorsed(store: Store, layout: Layout, node_id: str, number: int, checksum: str, signatures: Signatures) -> None:
-    """Raise CheckpointError unless this node itself has signed for a checkpoint with this checksum."""
+def endorsed(store: Store, layout: Layout, node_id: str, number: int, signatures: Signatures) -> Endorsement:
+    """What this node itself has signed of its checkpoint of a round; raise CheckpointError if it has not."""
     key = layout.endorsement(number, node_id)
     try:
         data = store.get(key, limit=SMALL_BYTES, listed=True)
@@ -37,5 +38,6 @@ def check_endorsed(store: Store, layout: Layout, node_id: str, number: int, chec
         raise CheckpointError(f"this node signs, and nothing signed says that the checkpoint is its own ({error})") from None
     if not signatures.mine(key, data):
         raise CheckpointError(f"{key} is not signed with this node's key")
-    if (found.node_id, found.round, found.sha256) != (node_id, number, checksum):
+    if (found.node_id, found.round) != (node_id, number):
         raise CheckpointError(f"{key} is of another checkpoint")
+    return found

@@ -5,7 +5,8 @@ J files were looked into (so that a batch is not all of one peer), or the budget
 J, not the number of peers or of files: peers take turns, each within its quota. A peer's bad file is counted, set aside and
 skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
 once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument; it is told
-how many seconds the peer has left, and refuses what takes longer.
+how many seconds are left, and refuses what takes longer. All checking of a round takes no longer than the node's own generation,
+or a short while; what is left unchecked then waits for the next round, and is nobody's fault.
 
 Every file's place in that order is drawn for itself, so that one which turns up later seldom moves another: what is read ahead
 while the node generates is then mostly what `gather` wants, and reading ahead changes nothing but the moment of a read.
@@ -31,10 +32,10 @@ from rl_swarm.randomness import key
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.store import Store
 from rl_swarm.swarm.choice import eligible
-from rl_swarm.swarm.layout import Layout, node_of_file
+from rl_swarm.swarm.layout import Layout, node_of_file, slot_of_file
 from rl_swarm.swarm.peers import NodeName
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.quota import FILES, Allowance
+from rl_swarm.swarm.quota import CHECKING_SHARE, FILES, Allowance, Budget
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_PEERS, Standing, Standings
@@ -50,6 +51,7 @@ Reason = Annotated[str, Meta(max_length=64)]
 @dataclass(frozen=True)
 class ExchangeSettings:
     node_id: str
+    own_count: int = 8
     frequency: str = "stage"
     choice: str = "informative"
     window: int = 3
@@ -78,6 +80,11 @@ class _File:
     node_id: str
     round: int
     stage: int
+    slot: int
+
+
+class NoTimeLeft(Exception):
+    """The time that a round has for checking is over; what was being checked waits."""
 
 
 class Exchange:
@@ -114,6 +121,9 @@ class Exchange:
         self._read: dict[str, int] = {}  # key of every file that needs no second look → its round
         self._bad: dict[str, int] = {}  # the same of every file that had anything wrong with it
         self._waiting: dict[str, int] = {}  # key of every file that was not all there → its round
+        self._begun: dict[str, tuple[int, int]] = {}  # key of every file that is judged in part → its round, and how many are
+        self._taken: Counter[tuple[str, int]] = Counter()  # how many rollouts of a peer and round are used or in the pool
+        self._round_began = (-1, 0.0)  # the round that was last looked ahead for, and when
 
     # Publishing
 
@@ -169,6 +179,7 @@ class Exchange:
             decode(data)  # raises what is wrong with it
             return data
 
+        self._round_began = (round_number, self.clock.monotonic())
         if wanted:
             self._ahead.begin(plan, wanted, fetch)
 
@@ -182,14 +193,23 @@ class Exchange:
         allowances: dict[str, Allowance] = defaultdict(partial(Allowance.of_round, wanted))
         looked_into = 0
         try:
-            for file in self._plan(round_number, stage, wanted, chooser):
-                if self.clock.monotonic() >= deadline or (len(self._pool) >= wanted and looked_into >= wanted):
+            files = self._plan(round_number, stage, wanted, chooser)
+            budget = self._budget(round_number, wanted, files)
+            for file in files:
+                enough = len(self._pool) >= wanted and looked_into >= wanted
+                if enough or budget.seconds <= 0 or self.clock.monotonic() >= deadline:
                     break
                 if not allowances[file.node_id].spent and not self.standings.muted(file.node_id, round_number):
-                    looked_into += self._look_into(file, allowances[file.node_id], round_number)
+                    looked_into += self._look_into(file, allowances[file.node_id], budget, round_number)
         except StoreAway:
             self.counters["gather_store_away"] += 1
         return list(self._pool.values())
+
+    def _budget(self, round_number: int, wanted: int, files: Iterable[_File]) -> Budget:
+        number, began = self._round_began
+        generating = self.clock.monotonic() - began if number == round_number else 0.0
+        seconds = max(self.settings.fetch_seconds * CHECKING_SHARE, generating)
+        return Budget(seconds, max(wanted, 2 * self.settings.own_count), {file.node_id for file in files})
 
     def mark_used(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:
@@ -237,7 +257,7 @@ class Exchange:
                 break
             folder = self.layout.rollouts_of(number, stage)
             for name in self.store.list(folder):
-                file = _File(f"{folder}/{name}", node_of_file(name) or "", number, stage)
+                file = _File(f"{folder}/{name}", node_of_file(name) or "", number, stage, slot_of_file(name))
                 if file.node_id in ("", self.settings.node_id) or self.standings.muted(file.node_id, round_number):
                     continue
                 if file.key not in self._read and file.key not in self._bad:
@@ -247,11 +267,12 @@ class Exchange:
     def _in_turn(self, files: set[_File], most_files: int, chooser: random.Random) -> list[_File]:
         """Every peer's first file before anyone's second, so that none crowds out the others with many.
 
-        Peers whose rollouts were good before and all others take turns, so that many made-up names cost those at most half.
+        Peers whose rollouts were good before and all others take turns, so that many made-up names cost those at most half. Of one
+        peer's files those come first that it publishes first: others may have put a thousand beside them under its name.
         """
         salt = f"{self.settings.secret}{chooser.getrandbits(63)}"
         by_peer: dict[str, list[_File]] = {}
-        for file in sorted(files, key=lambda file: key(salt, file.key)):
+        for file in sorted(files, key=lambda file: (file.slot, key(salt, file.key))):
             by_peer.setdefault(file.node_id, []).append(file)
         peers = sorted(by_peer, key=lambda peer: key(salt, peer))  # by themselves: who has most files is not the likelier
         trusted = [peer for peer in peers if self.standings.trusted(peer)]
@@ -260,7 +281,7 @@ class Exchange:
         rows = zip_longest(*(by_peer[peer][:most_files] for peer in turns))
         return [file for row in rows for file in row if file is not None]
 
-    def _look_into(self, file: _File, allowance: Allowance, round_number: int) -> bool:
+    def _look_into(self, file: _File, allowance: Allowance, budget: Budget, round_number: int) -> bool:
         """Read one file; True if that cost a read which brought something to judge."""
         allowance.files -= 1
         try:
@@ -279,9 +300,8 @@ class Exchange:
             if self.signatures.owner(file.node_id) is None:  # otherwise it may be anyone's who wants that node muted
                 self.standings.bad(file.node_id, round_number, error.reason)
             return True
-        self._read[file.key] = file.round
         self._waiting.pop(file.key, None)
-        self._judge(bundle, file, allowance, round_number)
+        self._judge(bundle, file, allowance, budget, round_number)
         return True
 
     def _get(self, key: str) -> bytes:
@@ -299,26 +319,38 @@ class Exchange:
         self.signatures.check(file.key, data, bundle.node_id)
         return bundle
 
-    def _judge(self, bundle: Bundle, file: _File, allowance: Allowance, round_number: int) -> None:
-        """Take what is good of a file; the file is bad for its peer's standing if anything in it is."""
-        refused, verified = "", 0
-        for rollout in bundle.rollouts:
-            if allowance.checked_enough:
+    def _judge(self, bundle: Bundle, file: _File, allowance: Allowance, budget: Budget, round_number: int) -> None:
+        """Take what is good of a file; the file is bad for its peer's standing if anything in it is.
+
+        What there is no time for now waits until the file is looked into again.
+        """
+        refused, verified, reserve = "", 0, budget.reserve(file.node_id)
+        _, done = self._begun.pop(file.key, (file.round, 0))
+        for place, rollout in enumerate(bundle.rollouts[done:], done):
+            if budget.seconds <= reserve:
+                self._begun[file.key] = (file.round, place)
+                break
+            if allowance.checked_enough or self._taken[file.node_id, file.round] >= budget.places:
                 self.rejected["over_quota"] += 1
                 refused = refused or ("slow_to_check" if allowance.seconds <= 0 else "")
                 continue
             try:
-                verified += self._admit(rollout, allowance)
+                verified += self._admit(rollout, allowance, budget, reserve)
+            except NoTimeLeft:
+                self._begun[file.key] = (file.round, place)
+                break
             except BadRollout as error:
                 self.rejected[error.reason] += 1
                 refused = error.reason
         if refused:
             self._bad[file.key] = file.round
             self.standings.bad(bundle.node_id, round_number, refused)
-        elif verified:
-            self.standings.good(bundle.node_id)
+        elif file.key not in self._begun:
+            self._read[file.key] = file.round
+            if verified:
+                self.standings.good(bundle.node_id)
 
-    def _admit(self, rollout: Rollout, allowance: Allowance) -> bool:
+    def _admit(self, rollout: Rollout, allowance: Allowance, budget: Budget, reserve: float) -> bool:
         """Verify one rollout and keep it if it is of use; False if there was nothing new to verify."""
         if rollout.id in self.used or rollout.id in self._pool:
             return False
@@ -326,23 +358,34 @@ class Exchange:
         if text_id in self.trained or text_id in self._pool_texts:
             self.rejected["replayed"] += 1  # no fault: who copied whom cannot be told
             return False
-        self.counters["rollouts_seen"] += 1
-        allowance.rollouts -= 1
-        began = self.clock.monotonic()
-        try:
-            if not GROUP_LIMITS[0] <= len(rollout.completions) <= self.settings.most_completions:
-                raise BadRollout("group_size", str(len(rollout.completions)))
-            verified = self.verify(rollout, allowance.seconds)
-        finally:
-            seconds = self.clock.monotonic() - began
-            self.verify_seconds += seconds
-            allowance.seconds -= seconds
+        if not GROUP_LIMITS[0] <= len(rollout.completions) <= self.settings.most_completions:
+            raise BadRollout("group_size", str(len(rollout.completions)))
+        verified = self._verify(rollout, allowance, budget, budget.for_one(reserve))
         if eligible(verified, self.settings.choice):
             self._pool[verified.id] = verified
             self._pool_texts[text_id] = verified.round
+            self._taken[verified.node_id, verified.round] += 1
         else:
             self.counters["uninformative"] += 1
         return True
+
+    def _verify(self, rollout: Rollout, allowance: Allowance, budget: Budget, seconds: float) -> Rollout:
+        """Have a rollout checked; raise NoTimeLeft where it ended for want of `seconds`, which are no quota of its peer."""
+        self.counters["rollouts_seen"] += 1
+        allowance.rollouts -= 1
+        hurried, began = seconds < allowance.seconds, self.clock.monotonic()
+        try:
+            return self.verify(rollout, min(seconds, allowance.seconds))
+        except BadRollout as error:
+            if hurried and error.reason == "slow_to_check":
+                self.counters["rollouts_seen"] -= 1  # it comes again
+                raise NoTimeLeft from None
+            raise
+        finally:
+            took = self.clock.monotonic() - began
+            self.verify_seconds += took
+            allowance.seconds -= took
+            budget.seconds -= took
 
     def _set_aside(self, file: _File, data: bytes, reason: str) -> None:
         self.rejected[reason] += 1
@@ -362,8 +405,11 @@ class Exchange:
         if self.settings.cache:
             self._read, self._pool_texts = _since(oldest, self._read), _since(oldest, self._pool_texts)
             self._pool = {rollout_id: rollout for rollout_id, rollout in self._pool.items() if rollout.round >= oldest}
+            self._begun = {name: begun for name, begun in self._begun.items() if begun[0] >= oldest}
         else:
-            self._read, self._pool, self._pool_texts = {}, {}, {}
+            self._read, self._pool, self._pool_texts, self._begun = {}, {}, {}, {}
+        self._taken = Counter((rollout.node_id, rollout.round) for rollout in self._pool.values())
+        self._taken.update((rollout_id.partition("/")[0], number) for rollout_id, number in self.used.items())
 
 
 def _since(oldest: int, rounds: dict[str, int]) -> dict[str, int]:

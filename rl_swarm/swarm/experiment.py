@@ -124,6 +124,22 @@ def publish(
     return existing
 
 
+def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
+    """What whoever only looks at a run checks its documents with; nothing where it is not signed, or cannot be checked here.
+
+    Raises ConfigError if the experiment is not `founder`'s.
+    """
+    try:
+        found = read(store, layout, founder)
+    except ConfigError:
+        if founder:
+            raise
+        found = None
+    if found is None or not can_check():
+        return Signatures()
+    return Signatures(experiment_id=found.experiment_id, announcers=announcers(found))
+
+
 def address(store: Store, experiment: Experiment) -> str:
     """What others join with. The id is part of it: the founder may have signed another experiment of this name before."""
     return f"{store.url}/{experiment.experiment}#{experiment.key}-{experiment.experiment_id}"

@@ -137,6 +137,12 @@ def node_of_file(name: str) -> str | None:
     return match["node"] if match else None
 
 
+def slot_of_file(name: str) -> int:
+    """The slot in the name of a file in `rollouts/…`, -1 for one that has none: a node's whole stage, or foreign."""
+    match = _NODE_FILE.fullmatch(name)
+    return int(match["slot"]) if match and match["slot"] else -1
+
+
 def node_of_checkpoint(name: str) -> str | None:
     """The node that a file in `checkpoints/round_N/` belongs to, or None for foreign files such as a Drive's `w1 (1).pt`."""
     match = _CHECKPOINT_FILE.fullmatch(name)

@@ -77,7 +77,11 @@ def enter(
     experiments.check_announcer(config.role, signatures)
     model = experiments.public_model(config.model)
     registration = Registration(node_id, config.role, clock.wall(), model, node_id, __version__, session)
-    register(store, layout, registration, signatures)
+    try:
+        register(store, layout, registration, signatures)
+    except Refused as error:  # a coordinator needs no registration, and a worker can do without
+        waits = "" if config.role == "coordinator" else ", and the coordinator does not wait for it"
+        news.add("unregistered", f"{error}; until then this node goes on unregistered{waits}")
     pulse = Pulse(store, layout, node_id, clock, session, lambda line: news.add("name_in_use", line), signatures)
     copies = Copies(record, layout.journals(node_id), store, folder / "copied", clock, lambda line: news.add("refused", line))
     publisher = Publisher(

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.document import SCHEMA, SMALL_BYTES, seal
-from rl_swarm.errors import BadDocument, ConfigError, NotFound
+from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
+from rl_swarm.errors import BadDocument, ConfigError, NotFound, Refused
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, sequence_of_file
 from rl_swarm.swarm.signatures import Signatures, read_signed
@@ -25,6 +25,7 @@ MOST_LOOKED_AT = 256  # registered nodes of which people are shown something: th
 KEPT_BEATS = 2  # heartbeats that a node leaves in the store
 MOST_BEATS = 10**9  # a heartbeat with a higher number is none
 BEATS_LEFT = 10**6  # a node does not go on from a number so near to that, which a stranger must have made up
+MOST_CLEARED = 16  # heartbeats that are looked at in one go for whether this node has sent them
 TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
 
 
@@ -54,20 +55,22 @@ def register(store: Store, layout: Layout, registration: Registration, signature
     """Register once; a node that comes back finds its registration and leaves it.
 
     Where everybody signs, what nobody has signed is replaced, and so is what another key has signed for a name of this node's own.
-    A name that somebody else had first is refused.
+    A name that somebody else had first is refused. Raises Refused where something that is no file has the registration's place.
     """
     signatures, key, name = signatures or Signatures(), layout.peer(registration.peer_id), registration.peer_id
     data = signatures.sign(key, seal(registration))
-    if not store.put(key, data) and signatures.required:
-        try:
-            signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
-        except (NotFound, BadDocument):
-            signed = None
-        if signed and not signatures.may_take(name, signed):
-            raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
-        if signed is None or not signatures.is_mine(signed):
-            store.rewrite(key, data)
+    if store.put(key, data) or not signatures.required:
+        signatures.claim(name)
+        return
+    try:
+        signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
+    except (NotFound, BadDocument):
+        signed = None
+    if signed and not signatures.may_take(name, signed):
+        raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
     signatures.claim(name)
+    if signed is None or not signatures.is_mine(signed):
+        store.rewrite(key, data)
 
 
 def read_registration(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Registration | None:
@@ -129,7 +132,8 @@ class Pulse:
     """A node's own heartbeats: numbered on from what is in the store, only the last two kept there.
 
     They also show whether another process uses this node's name: then the number that is next is taken by another session again
-    and again. `report` is given a line about it now and then.
+    and again. `report` is given a line about it now and then. Where everybody signs, what another key has put there, or none, is
+    nobody's: it is replaced, and not gone past.
     """
 
     def __init__(
@@ -148,6 +152,7 @@ class Pulse:
         self.clock = clock
         self.session = session
         self.signatures = signatures or Signatures()
+        self._insists = self.signatures.required and self.signatures.identity is not None
         self._report = report
         self._sequence: int | None = None
         self._kept: deque[int] = deque()  # numbers of the heartbeats in the store that are this node's to remove
@@ -156,27 +161,69 @@ class Pulse:
 
     def beat(self, doing: str, round_number: int) -> None:
         if self._sequence is None:
-            there = heartbeat_numbers(self.store, self.layout, self.node_id)
-            left = sorted(number for number in there if number < MOST_BEATS - BEATS_LEFT)[-KEPT_BEATS:]
-            self._kept.extend(left)
-            self._sequence = (left[-1] if left else 0) + 1
-        if not self._put(doing, round_number) and self._meet_stranger():
-            self._sequence = max(self._sequence, newest_heartbeat(self.store, self.layout, self.node_id) or 0) + 1
-            self._put(doing, round_number)  # so that the other process learns of this one
+            self._kept.extend(self._numbers()[-KEPT_BEATS:])
+            self._sequence = (self._kept[-1] if self._kept else 0) + 1
+        try:
+            self._send(doing, round_number)
+        except Refused:
+            self._sequence += 1  # this number cannot be used
+            raise
         while len(self._kept) > KEPT_BEATS:
             self.store.delete(self.layout.heartbeat(self.node_id, self._kept[0]))
             self._kept.popleft()
         self._sequence += 1
 
-    def _put(self, doing: str, round_number: int) -> bool:
+    def _send(self, doing: str, round_number: int) -> None:
+        assert self._sequence is not None
+        if self._insists:
+            self._clear()
+        if self._put(doing, round_number):
+            return
+        if self._insists and self._read(self._sequence) is None:
+            self._put(doing, round_number, anyway=True)
+        elif self._meet_stranger():
+            self._sequence = max([self._sequence, *self._numbers()[-1:]]) + 1
+            self._put(doing, round_number)  # so that the other process learns of this one
+
+    def _clear(self) -> None:
+        """Remove heartbeats with higher numbers that this node has not signed: readers look at the newest few."""
+        above = (number for number in heartbeat_numbers(self.store, self.layout, self.node_id) if number > (self._sequence or 0))
+        for number in sorted(above, reverse=True)[:MOST_CLEARED]:
+            if self._read(number) is None:
+                self.store.delete(self.layout.heartbeat(self.node_id, number))
+
+    def _numbers(self) -> list[int]:
+        """Numbers in the store to go on from, in order: none near the limit; where everybody signs, of the newest this node's."""
+        there = heartbeat_numbers(self.store, self.layout, self.node_id)
+        usable = sorted(number for number in there if number < MOST_BEATS - BEATS_LEFT)
+        if self._insists:
+            return [number for number in usable[-MOST_CLEARED:] if self._read(number)]
+        return usable
+
+    def _read(self, number: int) -> Heartbeat | None:
+        """A heartbeat under this node's name; where everybody signs, one that this node's key has not signed is none."""
+        key = self.layout.heartbeat(self.node_id, number)
+        try:
+            data = self.store.get(key, limit=SMALL_BYTES)
+            found = unseal(data, Heartbeat)
+        except (NotFound, BadDocument):
+            return None
+        is_its_own = (found.peer_id, found.sequence) == (self.node_id, number)
+        return found if is_its_own and (not self._insists or self.signatures.mine(key, data)) else None
+
+    def _put(self, doing: str, round_number: int, anyway: bool = False) -> bool:
+        """Send a heartbeat; False if its number is taken, unless that is to be replaced."""
         assert self._sequence is not None
         twin = self._twin if self.clock.monotonic() - self._met_at < TOLD_SECONDS else ""
         beat = Heartbeat(self.node_id, self._sequence, self.clock.wall(), doing[:200], round_number, self.session, twin)
         key = self.layout.heartbeat(self.node_id, self._sequence)
-        created = self.store.put(key, self.signatures.sign(key, seal(beat)))
-        if created:
-            self._kept.append(self._sequence)
-        return created
+        data = self.signatures.sign(key, seal(beat))
+        if anyway:
+            self.store.rewrite(key, data)
+        elif not self.store.put(key, data):
+            return False
+        self._kept.append(self._sequence)
+        return True
 
     def _meet_stranger(self) -> bool:
         """Look whose heartbeat has taken the next number, and report a session that goes on sending them.
@@ -185,7 +232,7 @@ class Pulse:
         before it removed it. A session that is met more often is alive.
         """
         assert self._sequence is not None
-        found = read_heartbeat(self.store, self.layout, self.node_id, self._sequence)
+        found = self._read(self._sequence)
         if found is None:
             return False
         if found.session == self.session:  # it was written, and the answer was lost

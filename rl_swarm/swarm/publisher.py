@@ -237,10 +237,15 @@ class Publisher:
         signed = self._mine(key, data)
         if not (left_over or signed):
             return
-        there = self.store.get(key, limit=len(data) + SMALL_BYTES, listed=True)
-        if len(there) < len(data) and data.startswith(there):
+        there: bytes | None = None
+        try:
+            there = self.store.get(key, limit=len(data) + SMALL_BYTES, listed=True)
+        except Refused:  # no file that can be read: on a disk it is replaced, unless it is a folder
+            if not signed:
+                raise
+        if there is not None and len(there) < len(data) and data.startswith(there):
             self.store.rewrite(key, data)
-        elif signed and not self._mine(key, there):
+        elif signed and (there is None or not self._mine(key, there)):
             self.store.rewrite(key, data)
             self.counters["reclaimed"] += 1
             self._news.append(f"somebody had put a file of theirs at {key}, which this node has replaced by its own")
@@ -249,7 +254,8 @@ class Publisher:
         try:
             if not self.store.put_file(upload.key, upload.path):
                 self.store.delete(upload.key)
-                self.store.put_file(upload.key, upload.path)
+                if not self.store.put_file(upload.key, upload.path):
+                    raise Refused(f"{upload.key} is taken by something that cannot be replaced: remove it")
             if upload.beside:
                 self.store.rewrite(*upload.beside)
             self.counters["uploaded"] += 1

@@ -164,11 +164,12 @@ class Rounds:
         return highest_good(numbers, done)
 
     def reached_by_others(self, node_id: str, beyond: int, chance: random.Random) -> int | None:
-        """The newest round above `beyond` that another worker has done."""
+        """The newest round above `beyond` that another worker has done, or where rounds are signed one whose key may announce."""
+        trusted = self.signatures.announcers
 
         def is_other_worker(name: str) -> bool:
             found = read_registration(self.store, self.layout, name, self.signatures) if name != node_id else None
-            return found is not None and found.node_role == "worker"
+            return found is not None and found.node_role == "worker" and (not trusted or self.signatures.owner(name) in trusted)
 
         return self.reached(beyond, is_other_worker, chance)
 

@@ -234,8 +234,16 @@ def _check_config(spec: TaskSpec, config_class: type) -> None:
     The text "no" would pass for true; and tasks open files by such names or evaluate them, while an experiment is a stranger's.
     """
     fields = {each.name: each for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
-    defaults = {name: _default(each) for name, each in fields.items()}
-    kinds: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), tuple: (list,), list: (list,)}
+    made = config_class()  # a default may be filled in when it is made
+    defaults = {name: getattr(made, name) for name in fields}
+    kinds: dict[type, tuple[type, ...]] = {
+        bool: (bool,),
+        int: (int,),
+        float: (int, float),
+        str: (str,),
+        tuple: (list,),
+        list: (list,),
+    }
     for name, value in spec.config.items():
         if name not in defaults:
             raise ConfigError(f"TASKS has {spec.key!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
@@ -250,10 +258,6 @@ def _check_config(spec: TaskSpec, config_class: type) -> None:
                 f"TASKS has {spec.key!r}, but {name} may not have the text {unknown[0][:80]!r}: "
                 f"choose from {', '.join(sorted(known)) or 'none'}, or write the task as a file (docs/tasks.md)"
             )
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _is_text(value: object) -> bool:

@@ -28,6 +28,8 @@ REMEMBERED = 2048  # texts lately drawn, so that a small task repeats itself onl
 TextId = Annotated[str, Meta(max_length=64)]
 _FRESH_TRIES = 8
 _MOST_TRIES = 1000
+_MOST_TIMEOUTS = 3  # questions of one task that may hang before it is given up: each takes 20 s
+_HELD_OUT_TRIES = 12  # questions of one task of which one at least can be made
 _REASONS = {"unknown_question": "task_not_allowed", "question_differs": "prompt_mismatch"}  # why a rollout is refused
 Made = Item | CannotMake
 
@@ -159,10 +161,12 @@ class Tasks:
         return dict(zip(places, self._helper.items(places), strict=True))
 
     def _fresh(self, number: int, made: Mapping[Place, Made]) -> Question:
-        seen = 0
+        seen, timeouts = 0, self.counters["question_timeout"]
         for _ in range(_MOST_TRIES):
             question = self._advance(number, made)
             if question is None:
+                if self.counters["question_timeout"] - timeouts >= _MOST_TIMEOUTS:
+                    raise self._cannot_be_made(number)
                 continue
             if question.text_id in self._recent:
                 seen += 1
@@ -207,7 +211,11 @@ class Tasks:
     def _hold_out(self, number: int) -> dict[str, Question]:
         """The held-out questions of one task: at most a quarter of what a small task has, so that something is left to learn."""
         wanted, key, made, repeats = self._held_out_per_task, self.specs[number].key, dict[str, Question](), 0
+        timeouts = self.counters["question_timeout"]
         for attempt in range(5 * wanted):
+            hung = self.counters["question_timeout"] - timeouts >= _MOST_TIMEOUTS
+            if hung or (attempt >= _HELD_OUT_TRIES and not made):
+                raise self._cannot_be_made(number)
             if len(made) >= wanted and (not repeats or len(made) >= 4 * wanted):
                 break
             block, index = divmod(attempt, BLOCK)
@@ -221,6 +229,9 @@ class Tasks:
             made.setdefault(question.text_id, question)
         kept = min(wanted, len(made) // 4) if repeats else wanted
         return dict(list(made.items())[:kept])
+
+    def _cannot_be_made(self, number: int) -> ConfigError:
+        return ConfigError(f"TASKS has {self.specs[number].key!r}, whose questions cannot be made, or not in time: leave it out")
 
     def _question(self, place: Place, item: Item) -> Question:
         number, seed, index = place

@@ -92,7 +92,7 @@ def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
     config = configuration.load(environment, flags)
     configuration.require_run(config)
     store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
-    experiment = experiments.read(store, layout)
+    experiment = experiments.read(store, layout, config.founder)
     if experiment is None:
         raise ConfigError(
             f"there is no experiment {config.experiment_name!r} in {config.store_url!r}: check EXPERIMENT_NAME and GDRIVE_PATH, or "

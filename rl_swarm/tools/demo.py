@@ -17,6 +17,7 @@ from rl_swarm.show.card import Places, sections, show_card
 from rl_swarm.show.live import LiveView
 from rl_swarm.show.report import PAGE, PICTURE, make_report
 from rl_swarm.store import Store, open_store
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.tools.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
@@ -50,11 +51,15 @@ def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str,
     return outcome
 
 
+def _rounds(store: Store, layout: Layout) -> Rounds:
+    return Rounds(store, layout, signatures=experiments.reader(store, layout))
+
+
 def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
     """Go on with a run that was stopped half-way; where the last one was completed, begin another under the next name."""
     config = load(environment)
     store, name, number = open_store(config.store_url), config.experiment_name, 1
-    while (state := Rounds(store, Layout(name)).read_current()) and state.status == "complete":
+    while (state := _rounds(store, Layout(name)).read_current()) and state.status == "complete":
         number += 1
         name = f"{config.experiment_name}-{number}"
     return {**environment, "EXPERIMENT_NAME": name}

@@ -257,7 +257,7 @@ def consoles_of(config: Config) -> Path:
 
 def folders_of(config: Config, nodes: Sequence[NodeProcess]) -> list[Path]:
     """The nodes' own folders on this machine; none before the experiment has begun."""
-    found = experiments.read(open_store(config.store_url), Layout(config.experiment_name))
+    found = experiments.read(open_store(config.store_url), Layout(config.experiment_name), config.founder)
     return [experiment_folder(config, found) / node.node_id for node in nodes] if found else []
 
 

@@ -84,7 +84,8 @@ def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) 
     for name in experiment_names:
         rewards: dict[int, list[float]] = {}
         for row in get_experiment_metrics(gdrive_base_path, name):
-            rewards.setdefault(row["round"], []).append(row["reward"])
+            if (reward := progress.number(row.get("reward"))) is not None:
+                rewards.setdefault(row["round"], []).append(reward)
         compared += [
             {"experiment": name, "round": n, "reward": fmean(all_), "nodes": len(all_)} for n, all_ in sorted(rewards.items())
         ]

@@ -13,6 +13,7 @@ import click
 
 from rl_swarm import config as configuration
 from rl_swarm.config import expanded, is_text, read
+from rl_swarm.errors import ConfigError
 from rl_swarm.text import visible
 
 
@@ -83,4 +84,16 @@ def output_folder(value: str) -> Path:
         raise ValueError("is, or lies below, a file: name a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError("cannot be written: change its permissions, or name another folder")
+    return path
+
+
+def outside(path: Path, store_url: str) -> Path:
+    """The path; raise ConfigError if it lies in the shared folder, where others may have put links under such names."""
+    shared = None if "://" in store_url.removeprefix("file://") else expanded(store_url.removeprefix("file://"), "GDRIVE_PATH")
+    typed = Path(os.path.abspath(path))
+    if shared and any(place.is_relative_to(shared.resolve()) for place in (typed, typed.parent.resolve())):
+        raise ConfigError(
+            f"what is written must not lie in the shared folder, got {str(path)!r}: others may have put links there, name a place "
+            "of your own"
+        )
     return path

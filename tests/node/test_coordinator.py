@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rl_swarm.document import seal
+from rl_swarm.identity import load_identity
 from rl_swarm.node.coordinator import MOST_ASKED, MOST_NAMED, MOST_PASSED, Coordinator, CoordinatorSettings
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.runs import progress
@@ -14,6 +15,7 @@ from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout, round_of_file
 from rl_swarm.swarm.peers import Pulse, Registration, register
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 from tests.support.members import journal_of, member_of
 
@@ -39,9 +41,16 @@ class Scripted(VirtualClock):
         return self.now - self.began
 
 
-def make(store: MemoryStore, clock: VirtualClock, tmp_path: Path, node_id: str = "boss", **settings: Any) -> Coordinator:
+def make(
+    store: MemoryStore,
+    clock: VirtualClock,
+    tmp_path: Path,
+    node_id: str = "boss",
+    signatures: Signatures | None = None,
+    **settings: Any,
+) -> Coordinator:
     chosen = CoordinatorSettings(node_id, **({"max_rounds": 3, "round_interval": 60.0} | settings))
-    member = member_of(store, tmp_path, node_id, clock)
+    member = member_of(store, tmp_path, node_id, clock, signatures)
     return Coordinator(chosen, member, journal_of(member, tmp_path), Stop())
 
 
@@ -411,3 +420,78 @@ def test_announcements_that_nobody_can_read_do_not_end_the_run_early(tmp_path: P
 def progress_events(coordinator: Coordinator) -> list[dict[str, Any]]:
     record = FolderStore(coordinator.journal._root)
     return progress.events(record, LAYOUT, coordinator.settings.node_id)
+
+
+def test_a_registration_that_is_none_is_looked_at_less_and_less_often(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    for number in range(40):
+        store.put(LAYOUT.peer(f"junk{number}"), b"x" * 1000)
+    coordinator = make(store, clock, tmp_path, max_rounds=2000)
+
+    def script() -> None:
+        coordinator.stop.requested = clock.elapsed > 3_000
+        if clock.elapsed > 1_000:
+            join(store, "late")
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert store.counts["bytes_in"] < 40 * 1_000 * 16, "and not at each of 500 looks"
+    assert coordinator.workers == {"late"}
+
+
+# Where rounds are signed
+
+
+class Signed:
+    """A founder's coordinator, a worker with a key of its own, and a stranger with another."""
+
+    def __init__(self, store: MemoryStore, tmp_path: Path) -> None:
+        self.store = store
+        keys = {name: load_identity(str(tmp_path / f"{name}.pem")) for name in ("boss", "a", "stranger")}
+        announcers = frozenset({keys["boss"].public})
+        self.of = {name: Signatures(each, announcers=announcers) for name, each in keys.items()}
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            register(self.store, LAYOUT, Registration(name, "worker", 0.0, "m", name, "1", "s"), self.of[name])
+
+    def submit(self, number: int, name: str) -> None:
+        key = LAYOUT.reward(number, name)
+        self.store.put(key, self.of[name].sign(key, seal(Reward(name, number, 0.5, 8, 0.0))))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_signed_reward_for_the_last_round_ends_no_run_of_a_founder(tmp_path: Path, late: bool) -> None:
+    store, clock = MemoryStore(), Scripted()
+    signed = Signed(store, tmp_path)
+    signed.join("a", "stranger")
+    if not late:
+        signed.submit(1999, "stranger")
+    coordinator = make(store, clock, tmp_path, signatures=signed.of["boss"], max_rounds=2000, advance="timer", round_interval=10.0)
+
+    def script() -> None:
+        signed.submit(max(announced(store)), "a")
+        if late and clock.elapsed > 100:
+            signed.submit(1999, "stranger")
+        coordinator.stop.requested = clock.elapsed > 500
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert 40 < len(announced(store)) == max(announced(store)) + 1 < 60
+
+
+def test_where_rounds_are_signed_it_still_catches_up_quickly_with_workers_that_went_on_alone(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    signed = Signed(store, tmp_path)
+    signed.join("a")
+    for number in range(50):
+        signed.submit(number, "a")
+    coordinator = make(store, clock, tmp_path, signatures=signed.of["boss"], max_rounds=60)
+
+    def script() -> None:
+        coordinator.stop.requested = max(announced(store)) >= 50
+
+    clock.script = script
+    assert coordinator.run() == "stopped"
+    assert announced(store) == list(range(51))
+    assert clock.elapsed < 30, "a round that its only worker has done closes at once"

@@ -20,15 +20,15 @@ import torch
 
 from rl_swarm.errors import CheckpointError, OtherModel
 from rl_swarm.identity import load_identity
-from rl_swarm.learning.checkpoint import Checkpoints, _write, checksum
+from rl_swarm.learning.checkpoint import Checkpoints, _write, most_bytes
 from rl_swarm.node.assembly import Node, open_node
-from rl_swarm.node.learner import make_checkpoints, make_learning_worker
+from rl_swarm.node.learner import MOST_TRIED, make_checkpoints, make_learning_worker
 from rl_swarm.node.worker import Worker
 from rl_swarm.rollout import Completion, decode
 from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.endorsement import check_endorsed
+from rl_swarm.swarm.endorsement import endorsed
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.tasks import tasks_version
@@ -259,6 +259,8 @@ PLANTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "not finite": (lambda document: some_weight(document).fill_(math.nan), "not finite"),
     "zeros": (lambda document: some_weight(document).zero_(), "are zero"),
     "another model": (lambda document: document["trainer"]["model"].popitem(), "trainable tensors are not"),
+    "half a character pair": (lambda document: document["node"].update({"\ud800": 1}), "no NodeState"),
+    "half a pair within": (lambda document: document["node"]["exchange"]["used"].update({"\ud800": 1}), "surrogates not allowed"),
     "another round": (lambda document: document.update(round=151), "its name says round 150"),
 }
 
@@ -365,7 +367,57 @@ def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp
     assert found == [20], "of round 30 it signed something else, of round 40 nothing"
     strange = Signatures(load_identity(str(tmp_path / "keys" / "other.pem")), experiment_id=node.experiment.experiment_id)
     with pytest.raises(CheckpointError, match="not signed with this node's key"):
-        check_endorsed(node.member.store, LAYOUT, "me", 20, checksum(home.path(20)), strange)
+        endorsed(node.member.store, LAYOUT, "me", 20, strange)
+
+
+def hole(path: Path, size: int) -> None:
+    """A file that takes no room on the disk."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def test_a_node_that_signs_fetches_only_what_it_has_signed_for_and_no_more_bytes(home: Home, tmp_path: Path) -> None:
+    worker, _ = home.start()
+    identity = load_identity(str(tmp_path / "keys" / "mine.pem"))
+    signatures = Signatures(identity, experiment_id=home.nodes[-1].experiment.experiment_id)
+    node = replace(home.nodes[-1], member=replace(home.nodes[-1].member, signatures=signatures))
+    bytes_ = worker.trainer.trained_bytes  # type: ignore[attr-defined]
+    signing = make_checkpoints(node, bytes_)
+    for number in (10, 20):
+        signing.save(number, worker._boundary[1], worker.trainer.state())
+        assert node.member.publisher.pump()
+    size = home.path(10).stat().st_size
+    for number in range(100, 140):
+        hole(home.path(number), 3 * bytes_)
+        home.path(number, "me.json").write_bytes(home.path(20, "me.json").read_bytes())
+    hole(home.path(20), size + 1)  # its own name, and a document of its own that says how large it is
+    shutil.rmtree(home.local)
+    before = node.member.store.counts["bytes_in"]
+    assert make_checkpoints(node, bytes_).restore(lambda *state: None) == 10
+    assert node.member.store.counts["bytes_in"] - before < size + 100_000
+
+
+def test_planted_holes_cost_a_node_without_a_key_two_checkpoints_at_most(home: Home) -> None:
+    worker, _ = home.start()
+    home.save(worker, 10)
+    limit = most_bytes(worker.trainer.trained_bytes)  # type: ignore[attr-defined]
+    for number in range(100, 116):
+        hole(home.path(number), limit)
+    hole(home.path(114), limit // 4)
+    _, said = home.start()
+    assert home.number == 10, "the disk's own is taken"
+    assert len([line for line in said if "was not used" in line]) == MOST_TRIED
+    store = home.nodes[-1].member.store
+    assert limit < store.counts["bytes_in"] < 2 * limit
+
+
+def test_half_a_checkpoint_leaves_enough_bytes_for_the_whole_one_before_it(home: Home) -> None:
+    worker, _ = home.start()
+    for number in (10, 20):
+        home.save(worker, number)
+    home.path(20).write_bytes(home.path(20).read_bytes()[:-100])
+    _, said = home.start("another machine")
+    assert home.number == 10 and "half-written" in said[0]
 
 
 @pytest.mark.slow

@@ -1,7 +1,11 @@
 """What a stranger plants in the shared folder leads nowhere: links, pipes, folders and second names, on a disk and on a mount."""
 
+import contextlib
+import fcntl
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +16,9 @@ import pytest
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.guard import Folder
 from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.publisher import Publisher
 from tests.support.clocks import VirtualClock
 
 SECRET = b"private\n"
@@ -106,6 +112,123 @@ def test_a_second_name_of_a_private_file_is_not_written_to(place: Place) -> None
     else:
         with pytest.raises(Refused, match="second name"):
             place.store.rewrite("a/x", b"mine")
+
+
+def test_removing_a_second_name_leaves_the_private_file_as_it_was(place: Place) -> None:
+    os.link(place.private, place.root / "a/x")
+    place.store.delete("a/x")
+    assert place.store.list("a") == []
+
+
+def test_removing_what_is_not_there_makes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Folder, "creating", lambda *_: pytest.fail("it made a file"))
+    place.store.delete("a/x")
+
+
+def test_a_second_name_that_is_taken_away_at_the_right_moment_is_found_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a link to a private file that is gone when the number of names is looked at, the private name alone is left."""
+    os.link(place.private, place.root / "a/x")
+    opened = Folder._open
+
+    def open_and_lose(folder: Folder, name: str, flags: int) -> int:
+        handle = opened(folder, name, flags)
+        (place.root / "a/x").unlink()
+        return handle
+
+    monkeypatch.setattr(Folder, "_open", open_and_lose)
+    with contextlib.suppress(NotFound, StoreAway, FileNotFoundError):  # the fixture looks at the private file
+        place.store.append("a/x", b"line\n") if place.store.appendable else place.store.rewrite("a/x", b"line\n")
+
+
+LEASE = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+for path in sys.argv[1:]:
+    fcntl.fcntl(os.open(path, os.O_RDWR | os.O_CREAT), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def leased(*paths: Path) -> Iterator[None]:
+    """Another process holds a lease on each of these files, so that nobody else can open them at once."""
+    if not hasattr(fcntl, "F_SETLEASE"):
+        pytest.skip("this system has no leases")
+    command = [sys.executable, "-c", LEASE, *map(str, paths)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdin
+        if holder.stdout.readline() != "held\n":
+            pytest.skip("this file system has no leases")
+        yield
+        holder.stdin.close()
+
+
+def test_a_file_that_another_process_holds_is_refused_and_the_store_is_not_away(tmp_path: Path) -> None:
+    place = Place(tmp_path, local=True)
+    for name in ("held", "free"):
+        place.store.put(f"a/{name}", b"1")
+    with leased(place.root / "a/held"):
+        began = time.monotonic()
+        for operation in (
+            lambda: place.store.get("a/held", limit=LIMIT),
+            lambda: place.store.get("a/held", limit=LIMIT, listed=True),
+            lambda: place.store.append("a/held", b"line\n"),
+        ):
+            with pytest.raises(Refused, match=r"another process holds it \(a lease\): remove it"):
+                operation()
+        assert place.store.get("a/free", limit=LIMIT) == b"1"
+        place.store.rewrite("a/held", b"2")  # takes the name away from it
+        assert place.store.get("a/held", limit=LIMIT) == b"2"
+        assert time.monotonic() - began < 5 and "retries" not in place.store.counts
+
+
+def test_a_lease_on_a_name_that_a_node_will_publish_costs_nothing_else(tmp_path: Path) -> None:
+    place = Place(tmp_path, local=True)
+    publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
+    with leased(place.root / "a/1"):
+        (tmp_path / "spool" / "000000000000").write_bytes(b"a/1\nof a node that does not sign")
+        publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False)
+        publisher.put("a/2", b"next")
+        assert publisher.pending == 0 and publisher.away_since is None
+        assert place.store.get("a/2", limit=LIMIT) == b"next"
+        [news] = publisher.take_news()
+        assert "a/1 cannot be used, another process holds it" in news
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_pipe, plant_folder, None])
+def test_a_node_that_signs_takes_the_names_of_its_documents_back(plant: Callable[[Place], None] | None, tmp_path: Path) -> None:
+    place = Place(tmp_path, local=True)
+    publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
+    with contextlib.ExitStack() as held:
+        if plant:
+            plant(place)
+        else:
+            held.enter_context(leased(place.root / "a/x"))
+        publisher.put("a/x", b"mine")
+        assert publisher.pending == 0 and len(publisher.take_news()) == 1
+        if plant is plant_folder:
+            assert publisher.counters["refused"] == 1
+        else:
+            assert place.store.get("a/x", limit=LIMIT) == b"mine" and publisher.counters["reclaimed"] == 1
+    assert place.private.read_bytes() == SECRET
+
+
+def test_a_file_as_large_as_files_can_be_is_refused_and_the_store_is_not_away(tmp_path: Path) -> None:
+    place = Place(tmp_path, local=True)
+    with (place.root / "a/log").open("wb") as file:
+        try:
+            file.truncate((1 << 63) - 1)
+        except OSError:
+            limit = 1 << 43
+            with contextlib.suppress(OSError):
+                while True:
+                    file.truncate(limit)
+                    limit += 1 << 43
+            file.truncate((16 << 40) - 4096)
+    with pytest.raises(Refused, match="as large as a file can be: remove it"):
+        place.store.append("a/log", b"x" * 8192)
+    assert "retries" not in place.store.counts
 
 
 def test_links_in_the_path_that_the_user_typed_are_followed(tmp_path: Path) -> None:

@@ -137,3 +137,29 @@ def test_what_is_signed_by_the_founder_cannot_be_changed(tmp_path: Path) -> None
             experiments.read(store, LAYOUT, founder.public)
     with pytest.raises(ConfigError, match="there is no experiment 'trial' that"):
         experiments.publish(MemoryStore(), LAYOUT, replace(CONFIG, founder=founder.public), "library 1", VirtualClock(), thief)
+
+
+@pytest.mark.parametrize("insisted", [True, False])
+def test_naming_the_founders_key_is_no_signature(tmp_path: Path, insisted: bool) -> None:
+    founder = load_identity(str(tmp_path / "founder.pem"))
+    store = MemoryStore()
+    honest = experiments.publish(store, LAYOUT, CONFIG, "library 1", VirtualClock(), founder)
+    forged = msgspec.structs.replace(honest, key=founder.public, settings=honest.settings | {"MAX_ROUNDS": "1"})
+    store.rewrite(LAYOUT.experiment, seal(forged))
+    with pytest.raises(ConfigError, match=f"it names the key {founder.public}, which has not signed it"):
+        experiments.read(store, LAYOUT, founder.public if insisted else None)
+
+
+def test_an_address_with_the_id_takes_no_older_experiment_of_the_same_founder(tmp_path: Path) -> None:
+    founder = load_identity(str(tmp_path / "founder.pem"))
+    older, store = MemoryStore(), MemoryStore()
+    experiments.publish(older, LAYOUT, CONFIG, "library 1", VirtualClock(), founder)
+    now = experiments.publish(store, LAYOUT, CONFIG, "library 1", VirtualClock(), founder)
+    address = experiments.address(store, now)
+    insisted = load({"SWARM_FOUNDER": address.rpartition("#")[2]}).founder
+    assert insisted == f"{founder.public}-{now.experiment_id}"
+    assert experiments.read(store, LAYOUT, insisted) is not None
+    store.rewrite(LAYOUT.experiment, older.get(LAYOUT.experiment, limit=1 << 20))
+    assert experiments.read(store, LAYOUT, founder.public) is not None, "the key alone cannot tell them apart"
+    with pytest.raises(ConfigError, match=f"SWARM_FOUNDER is {insisted}: somebody changed it, or the key is of another"):
+        experiments.read(store, LAYOUT, insisted)

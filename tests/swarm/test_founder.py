@@ -11,16 +11,23 @@ import msgspec
 import pytest
 import torch
 
+from rl_swarm.config import load
 from rl_swarm.document import seal, unseal
+from rl_swarm.errors import ConfigError
 from rl_swarm.identity import Identity, load_identity
 from rl_swarm.learning import checkpoint
-from rl_swarm.node.assembly import Node
+from rl_swarm.node.assembly import Node, open_node
+from rl_swarm.node.local import experiment_folder
 from rl_swarm.runs import progress
+from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.peers import Heartbeat, Registration
-from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward
-from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds
+from rl_swarm.swarm.signatures import Signatures, sign
+from rl_swarm.tasks import tasks_version
+from rl_swarm.tools.ask import open_run
+from rl_swarm.tools.demo import unfinished
 from tests.sim.drive_from_hell import File, Temper
 from tests.sim.simulation import LAYOUT, Machine, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm
@@ -210,3 +217,95 @@ def test_a_coordinator_without_the_right_key_is_told_so(tmp_path: Path) -> None:
         assert swarm.wait(boss) == 0
     finally:
         swarm.close()
+
+
+def start(tmp_path: Path, **settings: str) -> Node:
+    """A node that has joined, and is let go of at once."""
+    environment = {
+        "GDRIVE_PATH": str(tmp_path / "store"),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "EXPERIMENT_NAME": LAYOUT.experiment_name,
+        "NODE_ID": "me",
+        "TASKS": "gcd",
+        **settings,
+    }
+    node = open_node(environment, {}, tasks_version=tasks_version(), console=None)
+    node.publisher.close(10)
+    node.local.lock.close()
+    return node
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_an_experiment_that_was_replaced_is_not_joined_again(tmp_path: Path, signed: bool) -> None:
+    """Also by its founder, who restarts a node with the key of the founder, and by who joined without naming it."""
+    (tmp_path / "store").mkdir()
+    founder, thief = (str(tmp_path / "keys" / f"{name}.pem") for name in ("founder", "thief"))
+    first = start(tmp_path, SWARM_IDENTITY=founder).experiment
+    assert first.key == load_identity(founder).public
+    forged = msgspec.structs.replace(first, key=None, announcers=(first.key,), settings=first.settings | {"MAX_ROUNDS": "1"})
+    data = sign(load_identity(thief), first.experiment_id, LAYOUT.experiment, seal(forged)) if signed else seal(forged)
+    (tmp_path / "store" / LAYOUT.experiment).write_bytes(data)
+    for settings in ({"SWARM_IDENTITY": founder}, {}):
+        with pytest.raises(ConfigError, match=f"was signed with {first.key} when this machine took part before: somebody replaced"):
+            start(tmp_path, **settings)
+    if signed:
+        named = start(tmp_path, SWARM_IDENTITY=founder, SWARM_FOUNDER=load_identity(thief).public)
+        assert named.experiment.key != first.key, "who names the other key wants it"
+
+
+def test_another_founders_experiment_with_the_same_name_and_id_is_another_one(tmp_path: Path) -> None:
+    config = load({"RL_SWARM_HOME": str(tmp_path)})
+    mine = Experiment(1, "trial", "ab" * 8, 0.0, "", {}, "1", (2, 256), key="1" * 64)
+    other = [
+        msgspec.structs.replace(mine, key="2" * 64),
+        msgspec.structs.replace(mine, key=None),
+        msgspec.structs.replace(mine, experiment_id="ab" * 4 + "cd" * 4),
+    ]
+    assert len({experiment_folder(config, each) for each in (mine, *other)}) == 4
+
+
+def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signed(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    node = start(tmp_path, SWARM_IDENTITY=str(tmp_path / "keys" / "founder.pem"), NODE_ROLE="coordinator")
+    store, founder = node.store, node.experiment.key
+    rounds = Rounds(store, LAYOUT, signatures=node.signatures)
+    rounds.announce(Announcement(0, "me", "s", 1, 0.0, [], []))
+    rounds.write_current(CurrentState(0, 0.0, "me", LAYOUT.experiment_name, "running"))
+    store.rewrite(LAYOUT.current_state, seal(CurrentState(999, 0.0, "x", LAYOUT.experiment_name, "complete")))
+    store.put(LAYOUT.round(999), seal(Announcement(999, "thief", "f" * 16, 2, 0.0, [], [])))
+    store.put(LAYOUT.heartbeat("me", 500), seal(Heartbeat("me", 500, 9e9, "hacked", 0)))
+    for insisted in (founder, None):
+        status = progress.experiment_status(store, LAYOUT, insisted)
+        assert (status.status, status.round, len(status.nodes)) == ("running", 0, 1)
+        assert "hacked" not in [each.doing for each in status.nodes]
+    going_on = unfinished({"GDRIVE_PATH": store.url, "EXPERIMENT_NAME": LAYOUT.experiment_name})
+    assert going_on["EXPERIMENT_NAME"] == LAYOUT.experiment_name, "the demo does not take it for complete"
+    replaced = msgspec.structs.replace(node.experiment, key=None, settings=node.experiment.settings | {"MAX_ROUNDS": "7"})
+    store.rewrite(LAYOUT.experiment, seal(replaced))
+    with pytest.raises(ConfigError, match="somebody changed it"):
+        progress.experiment_status(store, LAYOUT, founder)
+    [found] = [each for each in validate(store, LAYOUT, Expected(), founder) if each.check == "signatures"]
+    assert found.status == "failed" and "somebody changed it" in found.detail
+    with pytest.raises(ConfigError, match="somebody changed it"):
+        open_run({"GDRIVE_PATH": store.url, "EXPERIMENT_NAME": LAYOUT.experiment_name, "SWARM_FOUNDER": founder or ""}, {})
+
+
+@pytest.mark.parametrize("role", ["coordinator", "worker"])
+def test_a_folder_in_the_place_of_a_registration_keeps_no_node_from_starting(tmp_path: Path, role: str) -> None:
+    (tmp_path / "store" / LAYOUT.peer("me")).mkdir(parents=True)
+    said: list[str] = []
+    environment = {
+        "GDRIVE_PATH": str(tmp_path / "store"),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "EXPERIMENT_NAME": LAYOUT.experiment_name,
+        "NODE_ID": "me",
+        "NODE_ROLE": role,
+        "TASKS": "gcd",
+        "SWARM_IDENTITY": str(tmp_path / "keys" / "mine.pem"),
+    }
+    node = open_node(environment, {}, tasks_version=tasks_version(), console=said.append)
+    node.publisher.close(10)
+    node.local.lock.close()
+    [line] = [line for line in said if "unregistered" in line]
+    assert line.startswith(f"{LAYOUT.peer('me')} cannot be used") and ("does not wait" in line) == (role == "worker")
+    assert node.signatures is not None and node.signatures.owner("me") == node.signatures.identity.public  # type: ignore[union-attr]

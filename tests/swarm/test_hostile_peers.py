@@ -8,13 +8,16 @@ import math
 import os
 import random
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rl_swarm.clock import SystemClock
+from rl_swarm.document import seal
 from rl_swarm.errors import BadRollout, ConfigError
+from rl_swarm.node.learner import checkpoint_rounds
 from rl_swarm.node.worker import Learner, Worker, WorkerSettings
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.runs import progress
@@ -23,10 +26,10 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import node_of_file
-from rl_swarm.swarm.peers import read_heartbeat, read_registration
+from rl_swarm.swarm.peers import Registration, newest_heartbeat, read_heartbeat, read_registration, register, registered
 from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY, Allowance
 from rl_swarm.swarm.read_ahead import ReadAhead
-from rl_swarm.swarm.rounds import Rounds, read_reward
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, read_reward, submitted
 from rl_swarm.tasks import Tasks, parse_tasks
 from tests.support.clocks import VirtualClock
 from tests.support.members import copy_journals, member_of, worker_of
@@ -149,10 +152,34 @@ def test_no_document_of_a_peer_is_read_without_a_limit(tmp_path: Path) -> None:
 
 def test_of_a_giant_bundle_no_more_is_checked_than_the_quota(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
-    publish(store, "bulk", 0, count=1_000)
+    publish(store, "bulk", 0, count=1_000, right=(True, True))
     exchange = make(store, tmp_path)
-    assert len(exchange.gather(0, 0, 4, random.Random(0))) == ROLLOUTS
+    assert exchange.gather(0, 0, 4, random.Random(0)) == []
     assert exchange.rejected == {"over_quota": 1_000 - ROLLOUTS}
+    assert exchange.counters["uninformative"] == ROLLOUTS
+
+
+@pytest.mark.parametrize(("own", "wanted", "places"), [(2, 4, 4), (8, 4, 16), (4, 28, 28)])
+def test_one_peer_has_no_more_places_in_a_round_than_its_share_twice(tmp_path: Path, own: int, wanted: int, places: int) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    for slot in range(3):
+        each = [rollout("bulk", 0, 100 * slot + number) for number in range(100)]
+        put(store, 0, f"bulk.{slot}", encode(Bundle("trial", "bulk", 0, tuple(each))))
+    publish(store, "bulk", 1, count=100)
+    publish(store, "small", 1, count=2)
+    exchange = make(store, tmp_path, own_count=own)
+    for number in range(2):
+        exchange.gather(number, 0, wanted, random.Random(0))
+    count = Counter((each.node_id, each.round) for each in exchange._pool.values())
+    assert count == {("bulk", 0): places, ("bulk", 1): places, ("small", 1): 2}
+    assert exchange.rejected.keys() == {"over_quota"} and not exchange.standings.mutes(1), "nobody's fault"
+    exchange.mark_used(exchange.gather(1, 0, wanted, random.Random(0))[:places])
+    again = make(store, tmp_path, own_count=own)
+    again.restore(exchange.state())
+    again.gather(2, 0, wanted, random.Random(0))
+    count = Counter((each.node_id, each.round) for each in again._pool.values())
+    count.update((name.split("/")[0], number) for name, number in again.used.items())
+    assert count["bulk", 0] <= places and count["bulk", 1] <= places, "also after a restart"
 
 
 def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_their_peer(tmp_path: Path) -> None:
@@ -165,7 +192,7 @@ def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_the
         clock.sleep(CHECKING_SECONDS / 4)
         raise BadRollout("unverifiable")
 
-    exchange = make(store, tmp_path)
+    exchange = make(store, tmp_path, fetch_seconds=1_000)
     exchange.verify = verify
     for number in range(3):
         exchange.gather(number, 0, 4, random.Random(0))
@@ -197,7 +224,7 @@ def test_a_rollout_of_many_slow_completions_ends_at_the_quota_and_counts_against
     for number in range(3):
         publish(store, "hangs", number, count=2, right=(True, False) * 12)
         publish(store, "quick", number, count=1)
-    exchange = make(store, tmp_path)
+    exchange = make(store, tmp_path, fetch_seconds=1_000)
     tasks = Slow(clock, 2.8)
     exchange.verify = tasks.verify
     for number in range(3):
@@ -210,6 +237,69 @@ def test_a_rollout_of_many_slow_completions_ends_at_the_quota_and_counts_against
     assert exchange.rejected == {"slow_to_check": 3, "over_quota": 3}
     assert exchange.standings.muted("hangs", 3)
     assert not exchange.standings.muted("quick", 3)
+
+
+@pytest.mark.parametrize("generating", [0.0, 6.0])
+def test_checking_takes_no_longer_than_generating_or_a_short_while_and_the_rest_waits(tmp_path: Path, generating: float) -> None:
+    """Six names with true, uninformative rollouts that are slow to check, and an honest peer among them."""
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    exchange = make(store, tmp_path)
+    slow = Slow(clock, 0.05)
+
+    def verify(checked: Rollout, seconds: float) -> Rollout:
+        return slow.verify(checked, seconds) if checked.node_id != "honest" else StandInTasks("me").verify(checked)
+
+    exchange.verify = verify
+    limit, used = max(generating, 30.0 / 15), 0
+    for number in range(10):
+        for name in range(6):
+            publish(store, f"friend{name}", number, count=60, right=(True, True))
+        publish(store, "honest", number, count=4)
+        exchange.look_ahead(number, 0, 4, random.Random(number))
+        clock.sleep(generating)
+        found = exchange.gather(number, 0, 4, random.Random(number))
+        assert 0 < exchange.take_verify_seconds() <= limit + 0.1 + 1e-6, "one rollout more at most"
+        assert {each.node_id for each in found} <= {"honest"}
+        exchange.mark_used(found)
+        used += len(found)
+    assert used >= 30, "in their shares there is time for those who are quick to check"
+    assert exchange.rejected == {} and exchange.standings.mutes(9) == []
+    assert exchange.counters["uninformative"] == slow.scored // 2, "none was checked twice"
+
+
+def test_a_rollout_that_ends_with_the_round_s_time_waits_and_is_no_fault(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock=clock)
+    publish(store, "slow", 0, count=3)
+    exchange = make(store, tmp_path)
+    exchange.verify = Slow(clock, 0.8).verify  # 1.6 s a rollout, and 2 s a round
+    for number, known in enumerate([1, 2, 3]):
+        assert len(exchange.gather(number, 0, 4, random.Random(0))) == known
+        assert exchange.take_verify_seconds() <= 2.0 + 1e-6
+    assert exchange.rejected == {} and exchange.counters["rollouts_seen"] == 3
+    assert exchange.standings.trusted("slow")
+    store = MemoryStore(clock=clock)
+    publish(store, "endless", 0, count=3)
+    exchange = make(store, tmp_path)
+    exchange.verify = Slow(clock, 5.0).verify
+    for number in range(6):
+        assert exchange.gather(number, 0, 4, random.Random(0)) == []
+        assert exchange.take_verify_seconds() <= 2.0 + 1e-6
+    assert exchange.rejected == {} and not exchange._begun, "forgotten with its round"
+
+
+def test_a_thousand_files_under_a_nodes_name_do_not_hide_its_own(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    publish(store, "honest", 0)
+    for slot in range(2):
+        put(store, 1, f"often.{slot}", encode(Bundle("trial", "often", 1, (rollout("often", 1, slot),))))
+    for slot in range(2, 1_000):
+        put(store, 0, f"honest.{slot}", b"x\n")
+        put(store, 1, f"often.{slot}", b"x\n")
+    exchange = make(store, tmp_path)
+    assert ids(exchange.gather(0, 0, 2, random.Random(0))) == {"honest/0/0/0", "honest/0/0/1"}
+    assert ids(exchange.gather(1, 0, 4, random.Random(0))) >= {"often/1/0/0", "often/1/0/1"}
 
 
 def test_a_group_of_giant_numbers_for_coin_flip_costs_nothing(tmp_path: Path) -> None:
@@ -408,10 +498,48 @@ def test_one_id_with_two_contents_is_taken_once(tmp_path: Path) -> None:
         "a\x00b.json",
         "%2e%2e.json",
         "x" * 70 + ".json",
+        "mallory.\u0663.json",
+        "\u0663.json",
     ],
 )
 def test_names_that_are_no_names_of_nodes_are_never_read(name: str) -> None:
     assert node_of_file(name) is None
+
+
+@pytest.mark.parametrize("digit", ["\u0663", "\uff13", "\u096a", "\u00b2"])
+def test_digits_of_other_scripts_make_no_key_and_stop_no_reader(tmp_path: Path, digit: str) -> None:
+    """`\\d` matches them, and `int` reads most of them; a store takes no such key."""
+    (tmp_path / "store").mkdir()
+    store = FolderStore(tmp_path / "store", VirtualClock())
+    publish(store, "good", 0)
+    register(store, LAYOUT, Registration("good", "worker", 0.0, "nano", "good", "1", "s"))
+    rounds = Rounds(store, LAYOUT)
+    rounds.announce(Announcement(0, "boss", "s", 1, 0.0, [], []))
+    store.put(LAYOUT.reward(0, "good"), seal(Reward("good", 0, 0.5, 2, 0.0)))
+    for name in (
+        f"{LAYOUT.rollouts_of(0)}/mallory.{digit}.json",
+        f"{LAYOUT.rollouts}/round_{digit}/x.json",
+        f"{LAYOUT.peers}/mallory.{digit}.json",
+        f"{LAYOUT.heartbeats('good')}/{digit}.json",
+        f"{LAYOUT.states}/round_{digit}.json",
+        f"{LAYOUT.log('good', 'metrics')}/{digit}.jsonl",
+        f"{LAYOUT.rewards_of(0)}/mallory.{digit}.json",
+        f"{LAYOUT.rewards}/round_{digit}/stage_0/good.json",
+        f"{LAYOUT.checkpoints}/round_{digit}/good.pt",
+    ):
+        path = tmp_path / "store" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    found = make(store, tmp_path, window=1).gather(0, 0, 4, random.Random(0))
+    assert {each.node_id for each in found} == {"good"}
+    assert registered(store, LAYOUT) == {"good"} and submitted(store, LAYOUT, 0) == {"good"}
+    survey = Rounds(store, LAYOUT).survey()
+    assert survey is not None and survey.round == 0
+    assert rounds.reached(-1, lambda node: True, random.Random(0)) == 0
+    assert newest_heartbeat(store, LAYOUT, "good") is None
+    assert checkpoint_rounds(store, LAYOUT, 10) == []
+    assert progress.metrics(store, LAYOUT, "good") == []
+    assert [node.node_id for node in progress.experiment_status(store, LAYOUT).nodes] == ["good"]
 
 
 @pytest.mark.timeout(60)

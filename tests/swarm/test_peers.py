@@ -1,10 +1,20 @@
+from pathlib import Path
+
+import pytest
+
+from rl_swarm.document import seal
+from rl_swarm.errors import Refused
+from rl_swarm.identity import load_identity
+from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import (
     TOLD_SECONDS,
+    Heartbeat,
     Liveness,
     Pulse,
     Registration,
+    heartbeat_numbers,
     most_alive,
     newest_heartbeat,
     read_heartbeat,
@@ -12,6 +22,7 @@ from rl_swarm.swarm.peers import (
     register,
     registered,
 )
+from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 
 LAYOUT = Layout("trial")
@@ -70,6 +81,78 @@ def test_two_processes_with_one_name_notice_each_other_and_say_so_now_and_then()
     for pulse in pulses:
         pulse.beat("training", 1)
     assert [len(lines) for lines in said.values()] == [2, 2]
+
+
+class Beating:
+    """A node that signs where everybody does, a stranger, and a reader."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.store, self.clock, self.said = MemoryStore(clock=VirtualClock()), VirtualClock(), list[str]()
+        mine, theirs = (load_identity(str(tmp_path / f"{name}.pem")) for name in ("mine", "theirs"))
+        self.signatures, self.thief, self.reader = (Signatures(each, required=True) for each in (mine, theirs, None))
+        register(self.store, LAYOUT, registration("w1"), self.signatures)
+        assert read_registration(self.store, LAYOUT, "w1", self.reader) is not None
+        self.pulse = self.start("a")
+
+    def start(self, session: str) -> Pulse:
+        return Pulse(self.store, LAYOUT, "w1", self.clock, session, self.said.append, self.signatures)
+
+    def plant(self, number: int, signed: bool = True) -> None:
+        key, beat = LAYOUT.heartbeat("w1", number), seal(Heartbeat("w1", number, 0.0, "x", 0, "other"))
+        self.store.rewrite(key, self.thief.sign(key, beat) if signed else beat)
+
+    @property
+    def newest(self) -> int | None:
+        return newest_heartbeat(self.store, LAYOUT, "w1", self.reader)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_where_everybody_signs_a_strangers_heartbeats_are_taken_back_and_not_gone_past(tmp_path: Path, signed: bool) -> None:
+    node = Beating(tmp_path)
+    for _ in range(3):
+        node.pulse.beat("training", 1)
+    for number in (4, 5, 6, 7, 500, 998_999_999, *range(999_999_990, 1_000_000_000)):
+        node.plant(number, signed)
+    for expected in range(4, 9):
+        node.pulse.beat("training", 1)
+        assert node.newest == expected
+    node.plant(998_999_999, signed)
+    again = node.start("b")
+    again.beat("training", 1)
+    assert node.newest == 9 and node.said == []
+    assert node.store.list(LAYOUT.heartbeats("w1")) == ["000008.json", "000009.json"]
+
+
+def test_without_keys_no_number_near_the_limit_is_gone_past(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    pulse = Pulse(store, LAYOUT, "w1", clock, "a")
+    pulse.beat("training", 1)
+    for number in (2, 999_999_999):
+        store.put(LAYOUT.heartbeat("w1", number), seal(Heartbeat("w1", number, 0.0, "x", 0, "other")))
+    for _ in range(5):
+        pulse.beat("training", 1)
+    assert max(number for number in heartbeat_numbers(store, LAYOUT, "w1") if number != 999_999_999) < 10
+
+
+def test_of_two_processes_with_one_key_each_is_told_of_the_other(tmp_path: Path) -> None:
+    node = Beating(tmp_path)
+    other = node.start("b")
+    for _ in range(10):
+        node.clock.sleep(30)
+        node.pulse.beat("training", 1)
+        other.beat("training", 1)
+    assert len(node.said) == 2
+
+
+def test_a_number_that_can_never_be_used_is_passed_over(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=True)
+    signatures = Signatures(load_identity(str(tmp_path / "keys" / "mine.pem")), required=True)
+    pulse = Pulse(store, LAYOUT, "w1", VirtualClock(), "a", signatures=signatures)
+    (tmp_path / LAYOUT.heartbeat("w1", 1)).mkdir(parents=True)
+    with pytest.raises(Refused):
+        pulse.beat("training", 1)
+    pulse.beat("training", 1)
+    assert heartbeat_numbers(store, LAYOUT, "w1") >= {2}
 
 
 def test_the_other_process_is_forgotten_when_it_has_ended() -> None:

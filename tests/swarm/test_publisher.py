@@ -178,6 +178,20 @@ def test_a_name_that_cannot_be_used_does_not_hold_up_the_next(tmp_path: Path) ->
     assert publisher.counters["refused"] == 1
 
 
+def test_what_cannot_be_replaced_in_the_place_of_a_checkpoint_costs_none_of_the_older_ones(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
+    (tmp_path / "store" / "c" / "10.pt").mkdir(parents=True)
+    store.put("c/8.pt", b"old")
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    publisher.upload("c/10.pt", path, ("c/8.pt",), ("c/10.json", b"mine"))
+    assert publisher.pump() and publisher.pending == 0
+    assert store.list("c") == ["10.pt/", "8.pt"] and publisher.counters["uploaded"] == 0
+    [news] = publisher.take_news()
+    assert "a checkpoint was not copied to the store: c/10.pt is taken by something that cannot be replaced: remove it" in news
+
+
 def test_a_document_that_exists_and_is_not_found_is_tried_again(tmp_path: Path) -> None:
     class Forgetful(MemoryStore):
         found = False
@@ -244,6 +258,24 @@ def test_a_document_whose_name_is_refused_is_set_aside_and_everything_else_goes_
     Publisher(store, tmp_path / "spool", VirtualClock(), background=False).pump()
     assert store.get("rollouts/round_1/x.json", limit=10) == b"x"
     assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_documents_that_the_store_will_not_take_are_kept_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_REFUSED", 5)
+
+    class Taken(MemoryStore):
+        def _put(self, key: str, data: bytes) -> bool:
+            raise Refused(f"{key} cannot be used")
+
+    store = Taken()
+    for life in range(3):
+        publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
+        publisher.pump()
+        for number in range(20):
+            publisher.put(f"rewards/{life}-{number}", b"x")
+        kept = sorted(path.read_bytes().partition(b"\n")[0].decode() for path in tmp_path.iterdir())
+        assert kept == sorted(f"rewards/{life}-{number}" for number in range(15, 20)), "the newest"
+        assert publisher.counters["refused_dropped"] == publisher.counters["refused"] - 5
 
 
 def test_dropping_the_oldest_rollouts_never_touches_the_one_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

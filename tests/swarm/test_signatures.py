@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from rl_swarm.rollout import decode, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_registration, register
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, read_reward
 from rl_swarm.swarm.signatures import Signatures
@@ -398,3 +400,59 @@ def test_nobody_submits_registers_or_beats_for_another(tmp_path: Path, ours: Ide
     assert found is not None and found.model == "nano", "what nobody has signed is replaced"
     with pytest.raises(ConfigError, match="belongs to another key in this experiment"):
         register(store, LAYOUT, Registration("w1", "worker", 0.0, "nano", "w1", "0", "s"), stranger)
+
+
+def test_where_rounds_are_signed_a_worker_starts_where_no_stranger_says(tmp_path: Path, ours: Identity, theirs: Identity) -> None:
+    """There is no coordinator: a reward of a stranger's own for the last round would end every worker that starts."""
+    store, founder, stranger = founded(tmp_path, ours, theirs)
+    for node_id, signatures, number in (("w1", founder, 7), ("newcomer", stranger, 1999)):
+        register(store, LAYOUT, registration(node_id), signatures)
+        key = LAYOUT.reward(number, node_id)
+        store.put(key, signatures.sign(key, seal(Reward(node_id, number, 0.5, 4, 0.0))))
+    for me, expected in (("w2", 7), ("w1", None)):
+        rounds = Rounds(store, LAYOUT, 2000, Signatures(announcers=frozenset({ours.public})))
+        assert rounds.reached_by_others(me, -1, random.Random(0)) == expected
+        assert Pace(rounds, store.clock, lambda *_, **__: None, me, 60.0).first(3) == (expected or 3)
+
+
+def owned(identity: Identity, *, announcers: tuple[str, ...] = ("f" * 64,), **options: Any) -> Signatures:
+    """The signatures of a node in an experiment that somebody else has founded."""
+    return Signatures(identity, announcers=frozenset(announcers), **options)
+
+
+def registration(node_id: str = "w1") -> Registration:
+    return Registration(node_id, "worker", 0.0, "nano", node_id, "0", "s")
+
+
+def whose(store: MemoryStore, node_id: str = "w1") -> str | None:
+    key = LAYOUT.peer(node_id)
+    return Signatures().signer(key, store.get(key, limit=1 << 20))
+
+
+def test_an_owner_takes_its_registration_back_also_after_a_restart(tmp_path: Path, ours: Identity, theirs: Identity) -> None:
+    store, book = MemoryStore(clock=VirtualClock()), tmp_path / "book"
+    register(store, LAYOUT, registration(), owned(ours, book=book))
+    store.rewrite(LAYOUT.peer("w1"), Signatures(theirs).sign(LAYOUT.peer("w1"), seal(registration())))
+    register(store, LAYOUT, registration(), owned(ours, book=book))
+    assert whose(store) == ours.public
+
+
+def test_a_coordinator_and_who_is_on_the_list_take_a_registration_back(ours: Identity, theirs: Identity) -> None:
+    forged = Signatures(theirs).sign(LAYOUT.peer("w1"), seal(registration()))
+    for signatures in (
+        owned(ours, announcers=(ours.public,)),
+        owned(ours, allowed={ours.public: None}),
+        owned(ours, allowed={ours.public: "w1", theirs.public: "w2"}),
+    ):
+        store = MemoryStore(clock=VirtualClock(), data={LAYOUT.peer("w1"): forged})
+        register(store, LAYOUT, registration(), signatures)
+        assert whose(store) == ours.public
+
+
+def test_a_name_that_another_key_had_first_is_refused(ours: Identity, theirs: Identity) -> None:
+    forged = Signatures(theirs).sign(LAYOUT.peer("w1"), seal(registration()))
+    for signatures in (owned(ours), owned(ours, allowed={ours.public: None, theirs.public: None})):
+        store = MemoryStore(clock=VirtualClock(), data={LAYOUT.peer("w1"): forged})
+        with pytest.raises(ConfigError, match=f"NODE_ID 'w1' belongs to another key in this experiment, {theirs.public}"):
+            register(store, LAYOUT, registration(), signatures)
+        assert whose(store) == theirs.public

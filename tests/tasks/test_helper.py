@@ -129,6 +129,15 @@ def test_memory_is_limited_to_a_gib_above_what_loading_takes(actor: Tasks) -> No
 
 
 @LINUX
+@pytest.mark.timeout(60)
+def test_a_task_that_takes_gigabytes_when_it_is_loaded_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text("taken = bytearray(3 << 30)\ndef question(seed, index):\n    return 'a', 'b'\n")
+    with pytest.raises(ConfigError, match="MemoryError") as refused:
+        Tasks(parse_tasks(str(tmp_path / "greedy.py")), seed=1, node_id="a")
+    assert "\n" not in str(refused.value)
+
+
+@LINUX
 def test_a_helper_that_keeps_memory_is_replaced_before_others_lack_it(actor: Tasks) -> None:
     (question,) = actor.draw(1)
     before = pid_of(actor)

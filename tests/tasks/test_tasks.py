@@ -22,6 +22,7 @@ from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import PRESETS, Tasks, TaskSpec, canonical, helper, parse_tasks, parsed_answer, questions, tasks_version
 from rl_swarm.tasks.bench import Bench, _common_divisors
 from rl_swarm.tasks.gates import gate_for, is_anything, is_expression, is_formula, is_literal, is_narrow
+from rl_swarm.tasks.levels import candidates
 from tests.support.standins import made_at
 
 ROOT = Path(__file__).parents[2]
@@ -259,6 +260,7 @@ class TestChecksOnLoading:
             ("gcd:max_value=1", "max_value must be > min_value"),
             ("basic_arithmetic:allow_parentheses=no", "default True"),
             ("basic_arithmetic:operators=+", "default ('+'"),
+            ("spell_backward:data_file=0", "default 'words3to10.txt'"),
         ],
     )
     def test_wrong_names_and_values(self, text: str, says: str) -> None:
@@ -268,9 +270,66 @@ class TestChecksOnLoading:
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "simple_integration:symbols=(\"__import__('os').system('touch x')\")",
+            "simple_integration:symbols=[\"__import__('os')\"]",
+            "spell_backward:data_file=/etc/passwd",
+            "spell_backward:data_file=../../../../etc/passwd",
+            "figlet_font:static_font=/etc/passwd",
+            'aiw:male_names=["<b>"]',
+            "caesar_cipher:delimiter=x",
+        ],
+    )
+    def test_text_that_a_task_might_open_or_evaluate_is_refused(self, text: str) -> None:
+        name, _, parameter = text.partition(":")
+        parameter, _, value = parameter.partition("=")
+        value = json.loads(value) if value.startswith("[") else [value] if parameter == "symbols" else value
+        with pytest.raises(ConfigError, match=f"{parameter} may not have the text .*docs/tasks.md") as caught:
+            Bench([TaskSpec(name, {parameter: value})])
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("name", "config"),
+        [
+            ("basic_arithmetic", {"format_style": "natural"}),
+            ("basic_arithmetic", {"whitespace": "no_space", "operators": ["+", "-"]}),
+            ("spell_backward", {"data_file": "words3to10.txt"}),
+            ("fraction_simplification", {"styles": ["plain"]}),
+        ],
+    )
+    def test_text_of_the_defaults_and_named_choices_may_be_said(self, name: str, config: dict[str, Any]) -> None:
+        assert Bench([TaskSpec(name, config)]).item(0, 1, 0).prompt
+
+    def test_every_preset_and_every_level_that_probe_tries_still_loads(self) -> None:
+        for spec in candidates(parse_tasks(",".join(BOTH))):
+            try:
+                Bench([spec])
+            except ConfigError as error:
+                assert "may not have the text" not in str(error), spec.key
+
     def test_a_task_that_cannot_be_made_again(self) -> None:
         with pytest.raises(ConfigError, match="other questions of the same seed"):
             Bench(parse_tasks("list_functions"))
+
+    def test_a_task_whose_questions_cannot_be_made_ends_a_start_soon_in_one_line(self, own_file: Callable[..., Path]) -> None:
+        source = "def question(seed, index):\n    assert seed == 0, 'too large'\n    return 'a', 'b'\n"
+        tasks = make(str(own_file(source)))
+        with pytest.raises(ConfigError, match="whose questions cannot be made, or not in time: leave it out"):
+            tasks.held_out()
+        assert tasks.counters["question_raised"] == 12
+
+    def test_questions_that_hang_are_tried_three_times(
+        self, own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(helper, "ITEM_SECONDS", 0.5)
+        source = "import time\n\n\ndef question(seed, index):\n    time.sleep(60 if seed else 0)\n    return 'a', 'b'\n"
+        for ask in (lambda tasks: tasks.held_out(), lambda tasks: tasks.draw(1)):
+            tasks = make(str(own_file(source)))
+            with pytest.raises(ConfigError, match="cannot be made, or not in time"):
+                ask(tasks)
+            assert tasks.counters["question_timeout"] <= 4
 
     def test_no_task_at_all(self) -> None:
         with pytest.raises(ConfigError, match="no task"):

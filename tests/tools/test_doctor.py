@@ -220,6 +220,16 @@ def test_a_folder_on_this_machine_s_disk_is_left_as_it_was(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["mine"]
 
 
+def test_a_name_that_cannot_be_used_does_not_end_the_examination(tmp_path: Path) -> None:
+    layout = publish(tmp_path)
+    (tmp_path / "doctor").write_text("somebody's file")
+    (tmp_path / layout.peer("w1")).mkdir(parents=True)
+    findings = exam({"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": layout.experiment_name})
+    refused = [each for each in findings if each.status == "failed"]
+    assert len(refused) == 1 and "cannot be used" in refused[0].detail
+    assert {"experiment", "permissions", "nodes"} <= by_check(findings).keys()
+
+
 def test_another_examination_s_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "other.json").touch()

@@ -14,7 +14,7 @@ from functools import partial
 from rl_swarm import config as configuration
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.config import Config, expanded
-from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.runs.validate import Finding
 from rl_swarm.store import Store, Transient, is_key, open_store
 from rl_swarm.store.aside import Aside
@@ -81,12 +81,11 @@ class StoreExam:
             self._add("store", "failed", f"{url} does not answer (Errno {error.errno}, {error.strerror}): mount it again")
             return
         try:
-            self._look_at_place(store)
-            self._look_at_documents(store)
-            if self.config.experiment:
-                self._look_at_experiment(store, Layout(self.config.experiment))
-            else:
-                self._add("experiment", "warning", "EXPERIMENT_NAME is not set, so no experiment was looked at")
+            for look in (self._look_at_place, self._look_at_documents, self._look_at_experiment):
+                try:
+                    look(store)
+                except Refused as error:  # of one name: everything else can be looked at
+                    self._add("store", "failed", str(error))
         except StoreAway as away:
             self._add("store", "failed", f"{away}; if it stays away, mount it again")
         if made and isinstance(store, FolderStore):
@@ -206,9 +205,13 @@ class StoreExam:
         else:
             self._timed("delete", began, "nothing is left behind")
 
-    def _look_at_experiment(self, store: Store, layout: Layout) -> None:
+    def _look_at_experiment(self, store: Store) -> None:
         self._doing = "reading the experiment"
-        name = layout.experiment_name
+        name = self.config.experiment
+        if not name:
+            self._add("experiment", "warning", "EXPERIMENT_NAME is not set, so no experiment was looked at")
+            return
+        layout = Layout(name)
         try:
             found = experiments.read(store, layout, self.config.founder)
             if found is None and layout.experiment.rpartition("/")[2] in store.list(layout.root):

@@ -80,7 +80,7 @@ def check_apart(environment: Mapping[str, str], workers: int) -> Finding:
 
 def refuse_if_too_large(environment: Mapping[str, str], config: Config, workers: int) -> list[str]:
     """Warnings for a launcher; raise ModelError if so many workers cannot fit. The embedded model always does."""
-    published = experiments.read(open_store(config.store_url), Layout(config.experiment_name))
+    published = experiments.read(open_store(config.store_url), Layout(config.experiment_name), config.founder)
     agreed = {name: value for name, value in published.settings.items() if name != "TASKS"} if published else {}
     settings = {**agreed, **environment}  # the model that the nodes will really take
     if settings.get("MODEL_NAME") == "nano":

@@ -1,0 +1,145 @@
+"""Reading journals that anybody may have written: bounded, in linear time, and never ended by a row."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_swarm.runs import progress
+from rl_swarm.runs.following import Following, Tail
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.tools import notebook
+from tests.support.clocks import VirtualClock
+from tests.support.sample_run import LAYOUT, SampleRun
+
+KEY = LAYOUT.log("w1", "metrics.jsonl")
+
+
+def slowly(in_file: list[str], in_segments: list[str]) -> list[str]:
+    """What `lines` must give, by trying every place."""
+    for start in range(len(in_file)):
+        shared = min(len(in_file) - start, len(in_segments))
+        if in_file[start : start + shared] == in_segments[:shared]:
+            return in_file + in_segments[shared:]
+    return in_file + in_segments
+
+
+FEW = st.lists(st.sampled_from("ab"), max_size=12)
+
+
+@given(FEW, FEW)
+def test_lines_that_stand_in_file_and_segments_are_found_as_by_trying_every_place(
+    in_file: list[str], in_segments: list[str]
+) -> None:
+    assert in_file + in_segments[progress._shared(in_file, in_segments) :] == slowly(in_file, in_segments)
+
+
+def put(store: MemoryStore, number: int, text: str) -> None:
+    store.put(Layout.segment(KEY, number), text.encode())
+
+
+def test_a_journal_made_to_be_slow_to_merge_takes_linear_time() -> None:
+    store = MemoryStore(clock=VirtualClock())
+    store.put(KEY, b"a\n" * 300_000 + b"c\n")
+    put(store, 1, "a\n" * 150_000 + "b\n")
+    began = time.monotonic()
+    assert len(progress.lines(store, KEY)) == 450_002
+    assert time.monotonic() - began < 5
+
+
+def test_of_all_segments_together_no_more_is_read_than_of_one_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "JOURNAL_BYTES", 100_000)
+    store = MemoryStore(clock=VirtualClock())
+    for number in range(50):
+        put(store, number, f"{number}\n" + "x" * 9_000 + "\n")
+    found = [line for line in progress.lines(store, KEY) if line.isdigit()]
+    assert found == [str(number) for number in range(39, 50)], "the newest"
+    assert store.counts["bytes_in"] < 110_000
+
+
+def test_of_a_million_empty_segments_few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "JOURNAL_BYTES", 1 << 20)
+    store = MemoryStore(clock=VirtualClock())
+    for number in range(2_000):
+        put(store, number, "")
+    assert progress.lines(store, KEY) == []
+    assert store.counts["get"] <= 1 + (1 << 20) // progress.SEGMENT_BYTES
+    before = store.counts["get"]
+    assert progress.last_rows(store, KEY) == []
+    assert store.counts["get"] - before <= progress.MOST_TAILS + 1
+    tail, before = Tail(store, KEY), store.counts["get"]
+    assert tail.look()[1] == []
+    for number in range(2_000, 4_000):
+        put(store, number, "")
+    assert tail.look() == (False, [])
+    assert store.counts["get"] - before <= 2 + 2 * (1 << 20) // progress.SEGMENT_BYTES
+
+
+def test_what_a_node_says_of_itself_is_one_short_line(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    run = SampleRun(store, tmp_path / "local")
+    said = {"event_type": "state", "timestamp": 1.0, "data": {"round": 1, "doing": "line\n" * 12_000}}
+    mute = {"peer": "a\nb", "reason": "c\nd", "until": 5}
+    store.rewrite(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(said).encode() + b"\n")
+    store.rewrite(KEY, json.dumps({"round": 1, "muted": [mute]}).encode() + b"\n")
+    assert run.done == 0
+    status = progress.node_status(store, LAYOUT, "w1")
+    assert len(status.doing) <= 200 and "\n" not in status.doing
+    assert [(each.peer, each.reason) for each in status.muted] == [("a b", "c d")]
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+ROWS = [
+    '{"round":1,"muted":[{"peer":"a","reason":"x","until":1,"\\ud800":1}]}',
+    '{"round":1,"timestamp":1.0,"reward":0.5,"muted":[{"peer":"\\ud800","reason":"x","until":1}]}',
+    '{"round":1}',
+    '{"round":1,"reward":"x","timestamp":1}',
+    '{"round":1,"reward":[],"timestamp":{}}',
+    '{"round":true,"reward":1e400,"timestamp":NaN,"external_ids":[1]}',
+    '{"round":-5,"reward":-Infinity,"timestamp":1,"external_used":1e999}',
+    '{"round":1,"reward":%s}' % ("9" * 4_000),
+    '{"round":%s,"reward":1}' % ("9" * 400),
+    '{"round":1,"reward":1,"timestamp":1,"\\ud800":"\\udfff"}',
+    '{"round":1,"reward":1,"timestamp":1,"external_ids":["\\ud800","\\ud800/1/0/0"]}',
+    '{"event_type":"state","timestamp":1,"data":{"round":-1e299,"doing":"\\ud800\\u001b[31m"}}',
+    '{"event_type":"state","timestamp":-1e299,"data":{"round":1e299,"doing":"x"}}',
+    '{"event_type":"\\ud800","timestamp":"\\ud800","data":"\\ud800"}',
+    '{"event_type":"evaluation","data":{"round":0,"held_out":0.5,"held_out_style_blind":0.5,"held_out_by_task":{"\\ud800":0.1}}}',
+    '{"event":"\\ud800","round":[],"reward":{}}',
+    *(
+        '{"round":1,"reward":1,"timestamp":1,"muted":%s,"external_ids":%s,"data":%s}' % ((nested(depth),) * 3)
+        for depth in (50, 900, 5_000)
+    ),
+    *(f'{{"event_type":"state","timestamp":1,"data":{nested(depth)}}}' for depth in (50, 900, 5_000)),
+    "[]",
+    "null",
+    '"\\ud800"',
+    "\ufeff{}",
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_no_row_of_a_stranger_ends_a_reader(row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").mkdir()
+    store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
+    SampleRun(store, tmp_path / "local").play(2)
+    for key in (KEY, LAYOUT.log("w1", "training_events.jsonl"), LAYOUT.progress("w1")):
+        with (store.root / key).open("ab") as file:
+            file.write(row.encode("utf-8", "backslashreplace") + b"\n")
+    status = progress.experiment_status(store, LAYOUT)
+    json.dumps(status.as_dict()).encode()
+    place, name = str(tmp_path / "store"), LAYOUT.experiment_name
+    assert notebook.list_experiments(place) and notebook.get_experiment_status(place, name)["nodes"]
+    assert notebook.get_experiment_progress(place, name)
+    rewards = notebook.compare_experiments(place, [name])
+    assert {each["round"] for each in rewards} >= {0}
+    assert notebook.export_experiment_summary(place, name)["rewards"] == rewards
+    assert Following(store, LAYOUT, 16).look().rounds_done >= 2
