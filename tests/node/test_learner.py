@@ -260,7 +260,7 @@ PLANTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "zeros": (lambda document: some_weight(document).zero_(), "are zero"),
     "another model": (lambda document: document["trainer"]["model"].popitem(), "trainable tensors are not"),
     "half a character pair": (lambda document: document["node"].update({"\ud800": 1}), "no NodeState"),
-    "half a pair within": (lambda document: document["node"]["exchange"]["used"].update({"\ud800": 1}), "surrogates not allowed"),
+    "half a pair within": (lambda document: document["node"]["swarm"]["used"].update({"\ud800": 1}), "surrogates not allowed"),
     "another round": (lambda document: document.update(round=151), "its name says round 150"),
 }
 

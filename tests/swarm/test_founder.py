@@ -230,7 +230,8 @@ def start(tmp_path: Path, **settings: str) -> Node:
         **settings,
     }
     node = open_node(environment, {}, tasks_version=tasks_version(), console=None)
-    node.publisher.close(10)
+    assert node.member is not None
+    node.member.publisher.close(10)
     node.local.lock.close()
     return node
 
@@ -267,8 +268,9 @@ def test_another_founders_experiment_with_the_same_name_and_id_is_another_one(tm
 def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signed(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     node = start(tmp_path, SWARM_IDENTITY=str(tmp_path / "keys" / "founder.pem"), NODE_ROLE="coordinator")
-    store, founder = node.store, node.experiment.key
-    rounds = Rounds(store, LAYOUT, signatures=node.signatures)
+    assert node.member is not None
+    store, founder = node.member.store, node.experiment.key
+    rounds = Rounds(store, LAYOUT, signatures=node.member.signatures)
     rounds.announce(Announcement(0, "me", "s", 1, 0.0, [], []))
     rounds.write_current(CurrentState(0, 0.0, "me", LAYOUT.experiment_name, "running"))
     store.rewrite(LAYOUT.current_state, seal(CurrentState(999, 0.0, "x", LAYOUT.experiment_name, "complete")))
@@ -304,8 +306,10 @@ def test_a_folder_in_the_place_of_a_registration_keeps_no_node_from_starting(tmp
         "SWARM_IDENTITY": str(tmp_path / "keys" / "mine.pem"),
     }
     node = open_node(environment, {}, tasks_version=tasks_version(), console=said.append)
-    node.publisher.close(10)
+    assert node.member is not None
+    node.member.publisher.close(10)
     node.local.lock.close()
     [line] = [line for line in said if "unregistered" in line]
     assert line.startswith(f"{LAYOUT.peer('me')} cannot be used") and ("does not wait" in line) == (role == "worker")
-    assert node.signatures is not None and node.signatures.owner("me") == node.signatures.identity.public  # type: ignore[union-attr]
+    signatures = node.member.signatures
+    assert signatures.identity is not None and signatures.owner("me") == signatures.identity.public
