@@ -131,7 +131,7 @@ def test_without_keys_no_number_near_the_limit_is_gone_past(tmp_path: Path) -> N
         store.put(LAYOUT.heartbeat("w1", number), seal(Heartbeat("w1", number, 0.0, "x", 0, "other")))
     for _ in range(5):
         pulse.beat("training", 1)
-    assert max(number for number in heartbeat_numbers(store, LAYOUT, "w1") if number != 999_999_999) < 10
+    assert 5 < max(heartbeat_numbers(store, LAYOUT, "w1") - {999_999_999}) < 10
 
 
 def test_of_two_processes_with_one_key_each_is_told_of_the_other(tmp_path: Path) -> None:
