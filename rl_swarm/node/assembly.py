@@ -5,12 +5,9 @@ Only this module, `tools/launch.py` and `cli.py` assemble. Parts that need torch
 
 import os
 import secrets
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rl_swarm import __version__
 from rl_swarm import config as configuration
@@ -20,8 +17,9 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder
+from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, WorkerSettings
+from rl_swarm.processes.signals import on_signals
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.aside import Aside
@@ -62,7 +60,7 @@ class Node:
 
     def run(self, loop: Callable[[], str]) -> str:
         """Run the loop; whatever happens, publish what waits and leave journals that can be read."""
-        with self._signals(), watching_launcher(self.launcher, self._orphaned):
+        with on_signals(self._asked), watching_launcher(self.launcher, self._orphaned):
             try:
                 return loop()
             except BaseException as failure:
@@ -108,21 +106,11 @@ class Node:
             self.news.add("orphaned", f"the launcher (process {self.launcher}) is gone: stopping as if it had asked for it")
             self._ask_to_stop()
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _asked(self, number: int) -> None:
         """The first SIGTERM or Ctrl-C asks the loop to stop at the next step; a second one ends it at once."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self.stop.requested:
-                raise KeyboardInterrupt
-            self._ask_to_stop()
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if self.stop.requested:
+            raise KeyboardInterrupt
+        self._ask_to_stop()
 
 
 def load_config(
@@ -136,7 +124,7 @@ def load_config(
     config = configuration.load(environment, flags)
     configuration.require(config, *(("store", "experiment") if config.role == "coordinator" else ()))
     if config.store is None:
-        Path(config.store_url).mkdir(parents=True, exist_ok=True)
+        make_private(Path(config.store_url))
     store = open_store(config.store_url)
     layout = Layout(config.experiment_name)
     identity = load_identity(config.identity, Path(store.url)) if config.identity else None

@@ -130,12 +130,7 @@ def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = l
     """
     root = experiment_folder(config, experiment)
     record = Path(config.store_url) if config.store is None else None
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"RL_SWARM_HOME cannot be used, got {config.home!r} ({error.strerror}): name a folder that can be written"
-        ) from None
+    make_private(root)
     if config.node_id is not None:
         folder = root / config.node_id
         while (lock := _lock(folder)) is None:
@@ -148,6 +143,16 @@ def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = l
             (root / node_id / "made_here").touch()
             return LocalFolder(node_id, root / node_id, lock, record)
     raise AssertionError("a new name is always free")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder below RL_SWARM_HOME."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"RL_SWARM_HOME cannot be used, {str(folder)!r} cannot be made ({error.strerror}): name a folder that can be written"
+        ) from None
 
 
 def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None:

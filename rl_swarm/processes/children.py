@@ -1,7 +1,20 @@
-"""Start Python programs of our own in other processes."""
+"""Start Python programs of our own in other processes, and look after them.
 
+Output goes to a file, never through a pipe: a pipe that nobody drains stops a child, and one whose reader died kills it. A child
+knows the process id of the one that started it, so that it can stop by itself when that is gone (see `stopping.py`).
+"""
+
+import os
+import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from rl_swarm.processes.stopping import LAUNCHER
+from rl_swarm.text import visible
+
+LAST_BYTES = 4096  # of a console, which may be large, that are looked at for its last line
 
 _ROOT = str(Path(__file__).parents[2])
 
@@ -13,3 +26,54 @@ def python(program: str, *arguments: str) -> list[str]:
     """
     path = f"import sys; sys.path[:] = [*filter(None, sys.path), {_ROOT!r}]"
     return [sys.executable, "-c", f"{path}; {program}", *arguments]
+
+
+class Child:
+    """A program that may be started more than once, and the process in which it runs now, if it does."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], console: Path) -> None:
+        self.command, self.environment, self.console = command, environment, console
+        self.process: subprocess.Popen[bytes] | None = None
+        self.asked = False  # to stop
+
+    def start(self) -> None:
+        self.asked = False
+        with self.console.open("ab") as output:
+            # A session of its own: Ctrl-C reaches its parent alone, which passes it on once.
+            self.process = subprocess.Popen(
+                self.command,
+                env={**self.environment, LAUNCHER: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs, and before it was started."""
+        return self.process.poll() if self.process else None
+
+    def ask_to_stop(self) -> None:
+        """Once only: a second signal would end it before it has saved."""
+        if self.process is not None and self.running and not self.asked:
+            self.asked = True
+            self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def last_line(self) -> str:
+        try:
+            with self.console.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            lines = []
+        return visible(lines[-1]) if lines else "it said nothing"

@@ -5,6 +5,7 @@ process of its own with one thread, `python -m rl_swarm.reproduce.cell PLAN FOLD
 nor cores. It has no checkpoints: a cell that was interrupted is run again from its first round.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim
 from rl_swarm.node.worker import Worker
-from rl_swarm.processes.stopping import Stop
+from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell
 from rl_swarm.reproduce.results import CellResult, node_rounds, save
@@ -163,4 +164,5 @@ def main(arguments: list[str]) -> None:
     def count(number: int) -> None:
         counter.write_text(str(number))
 
-    save(folder, run_cell(cell, count))
+    with watching_launcher(launcher_of(os.environ), lambda: os._exit(1)):  # it saves nothing before its end
+        save(folder, run_cell(cell, count))

@@ -5,19 +5,17 @@ which are run again from their first round. A cell that fails ends the schedule:
 """
 
 import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from rl_swarm.errors import SwarmError
-from rl_swarm.processes.children import python
+from rl_swarm.processes.children import Child, python
+from rl_swarm.processes.signals import on_signals
 from rl_swarm.reproduce.plan import Cell
 from rl_swarm.reproduce.results import CellResult, load
 
@@ -40,20 +38,31 @@ class Standing:
     seconds_left: float | None
 
 
-@dataclass
-class _Running:
-    cell: Cell
-    process: "subprocess.Popen[bytes]"
-    console: Path
-    counter: Path
-    _rounds: int = 0
+class _Running(Child):
+    """A cell in a process of its own, which stops when this one is gone."""
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        plan = folder / f"{cell.id}.plan"
+        plan.write_bytes(msgspec.json.encode(cell))
+        command = python("from rl_swarm.reproduce.cell import main; main(sys.argv[1:])", str(plan), str(folder))
+        super().__init__(command, {**os.environ, **ONE_THREAD}, plan.with_suffix(".log"))
+        self.cell = cell
+        self._counter = plan.with_suffix(".round")
+        self._rounds = 0
+        self.console.unlink(missing_ok=True)  # of an earlier try
+        self.start()
 
     @property
     def rounds(self) -> int:
         """As far as it has said; what is being written this moment cannot be read."""
         with suppress(FileNotFoundError, ValueError):
-            self._rounds = int(self.counter.read_text())
+            self._rounds = int(self._counter.read_text())
         return self._rounds
+
+    def tidy(self) -> None:
+        """Leave the result alone, and of a failed cell also what it said."""
+        for suffix in (".plan", ".round", *((".log",) if self.code == 0 else ())):
+            self._counter.with_suffix(suffix).unlink(missing_ok=True)
 
 
 @dataclass
@@ -77,11 +86,11 @@ class Schedule:
         self._effort_before = sum(cell.effort for cell in self.cells if cell.id in self._finished)
         waiting = [cell for cell in self.cells if cell.id not in self._finished]
         self._began = time.monotonic()
-        with self._signals():
+        with on_signals(self._asked):
             try:
                 while (waiting or self._running) and not self.stopping:
                     while waiting and len(self._running) < self.parallel:
-                        self._running.append(self._start(waiting.pop(0)))
+                        self._running.append(_Running(waiting.pop(0), self.folder))
                     self._collect()
                     self.watch(self._standing())
                     time.sleep(POLL_SECONDS)
@@ -89,37 +98,19 @@ class Schedule:
                 self._stop()
         return [self._finished[cell.id] for cell in self.cells if cell.id in self._finished]
 
-    def _start(self, cell: Cell) -> _Running:
-        plan, console = self.folder / f"{cell.id}.plan", self.folder / f"{cell.id}.log"
-        plan.write_bytes(msgspec.json.encode(cell))
-        command = python("from rl_swarm.reproduce.cell import main; main(sys.argv[1:])", str(plan), str(self.folder))
-        with console.open("wb") as output:
-            # A session of its own: Ctrl-C reaches this process alone, which passes it on.
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **ONE_THREAD},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        return _Running(cell, process, console, self.folder / f"{cell.id}.round")
-
     def _collect(self) -> None:
         for running in list(self._running):
-            code = running.process.poll()
-            if code is None:
+            if running.code is None:
                 continue
             self._running.remove(running)
-            result = load(self.folder, running.cell) if code == 0 else None
+            result = load(self.folder, running.cell) if running.code == 0 else None
             if result is None:
-                last = running.console.read_text(errors="replace").strip().splitlines()[-1:]
                 raise CellFailed(
-                    f"{running.cell.arm.name} with seed {running.cell.seed} ended with code {code}: "
-                    f"{last[0] if last else 'it said nothing'} (see {running.console})"
+                    f"{running.cell.arm.name} with seed {running.cell.seed} ended with code {running.code}: "
+                    f"{running.last_line()} (see {running.console})"
                 )
             self._finished[running.cell.id] = result
-            _tidy(running)
+            running.tidy()
 
     def _standing(self) -> Standing:
         done = sum(cell.effort for cell in self.cells if cell.id in self._finished)
@@ -131,32 +122,15 @@ class Schedule:
 
     def _stop(self) -> None:
         for running in self._running:
-            running.process.terminate()
+            running.ask_to_stop()
+        deadline = time.monotonic() + STOP_SECONDS
         for running in self._running:
-            try:
-                running.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
+            while running.running and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            running.kill()
             if result := load(self.folder, running.cell):  # it was done in that very moment
                 self._finished[running.cell.id] = result
-            _tidy(running)
+            running.tidy()
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.stopping = True
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _tidy(running: _Running) -> None:
-    """Leave the result alone, and of a failed cell also what it said."""
-    for suffix in (".plan", ".round", *((".log",) if running.process.returncode == 0 else ())):
-        with suppress(FileNotFoundError):
-            os.unlink(running.counter.with_suffix(suffix))
+    def _asked(self, number: int) -> None:
+        self.stopping = True

@@ -1,26 +1,24 @@
 """Many nodes on one machine: each its own process, threads shared out, restarted when it crashes, stopped together.
 
-Output of a node goes to a file, never through a pipe: a pipe that nobody drains stops a node, and one whose reader died kills it.
-Nodes know the launcher's process id, and stop by themselves when it is gone. How long they may take is said in `stopping.py`.
+How long they may take to stop is said in `processes/stopping.py`.
 """
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, expanded, load
-from rl_swarm.errors import ConfigError, SwarmError
+from rl_swarm.errors import SwarmError
 from rl_swarm.identity import load_identity
-from rl_swarm.node.local import experiment_folder, home_of, wait_until_free
-from rl_swarm.processes.children import python
-from rl_swarm.processes.stopping import LAUNCHER, LAUNCHER_SECONDS
+from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
+from rl_swarm.processes.children import Child, python
+from rl_swarm.processes.signals import on_signals
+from rl_swarm.processes.stopping import LAUNCHER_SECONDS
 from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -32,51 +30,21 @@ FIRST_PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 WORD_SECONDS = 10.0  # between two words on which nodes have not stopped yet
 WRONG_SETTING = 2
-LAST_BYTES = 4096  # of a console, which may be large, that are looked at for its last line
 
 
-@dataclass
-class NodeProcess:
+class NodeProcess(Child):
     """One node, through all its lives."""
 
-    node_id: str
-    command: list[str]
-    environment: dict[str, str]
-    console: Path
-    process: "subprocess.Popen[bytes] | None" = None
-    restarts: int = 0
-    started_at: float = 0.0
-    restart_at: float = 0.0
-    asked: bool = False  # to stop
-    done: bool = False
+    def __init__(self, node_id: str, command: Sequence[str], environment: Mapping[str, str], console: Path) -> None:
+        super().__init__(command, environment, console)
+        self.node_id = node_id
+        self.restarts = 0
+        self.started_at = self.restart_at = 0.0
+        self.done = False
 
     def start(self) -> None:
-        environment = self.environment | {LAUNCHER: str(os.getpid())}
-        self.started_at, self.asked = time.monotonic(), False
-        with self.console.open("ab") as output:
-            # A session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
-            self.process = subprocess.Popen(
-                self.command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def ask_to_stop(self) -> None:
-        """Once only: a second signal would end the node before it has saved."""
-        if self.process is not None and self.running and not self.asked:
-            self.asked = True
-            self.process.send_signal(signal.SIGTERM)
-
-    def last_line(self) -> str:
-        try:
-            with self.console.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except FileNotFoundError:
-            lines = []
-        return visible(lines[-1]) if lines else "it said nothing"
+        self.started_at = time.monotonic()
+        super().start()
 
 
 class NodeFailed(SwarmError):
@@ -101,7 +69,7 @@ class Launcher:
     def run(self, tick: Callable[[], None] = lambda: None) -> str:
         """Return 'complete' or 'stopped'; raise NodeFailed, with all others stopped, if a node cannot be kept running."""
         wait_until_free(self.folders, self._tell)
-        with self._signals():
+        with on_signals(self._asked, closed_terminal=True):
             try:
                 with suppress(KeyboardInterrupt):
                     self._tend(tick)
@@ -162,20 +130,19 @@ class Launcher:
             self._show_consoles()
             time.sleep(POLL_SECONDS)
         for node in self.nodes:
-            code = node.process.poll() if node.process and node.asked else None
-            if code is not None and code > 0:
-                self._tell(f"{node.node_id} ended with code {code} when it was to stop: {node.last_line()} (see {node.console})")
+            if node.asked and node.code is not None and node.code > 0:
+                self._tell(
+                    f"{node.node_id} ended with code {node.code} when it was to stop: {node.last_line()} (see {node.console})"
+                )
 
     def _kill_rest(self) -> None:
         """Kill the nodes that still run, because they hang or because somebody is in a hurry, and say what that costs."""
         killed = [node for node in self.nodes if node.running]
         for node in killed:
-            assert node.process is not None
-            node.process.kill()
-            node.process.wait()
+            node.kill()
         if not killed:
             return
-        saved = _listed([node for node in self.nodes if node.process and node.process.returncode == 0])
+        saved = _listed([node for node in self.nodes if node.code == 0])
         why = "ended at once" if self.at_once else f"not stopped in {LAUNCHER_SECONDS:.0f} s"
         self._tell(
             f"{why}: {saved or 'no node'} had saved and stopped; killed {_listed(killed)}, whose last checkpoints and spools "
@@ -202,26 +169,16 @@ class Launcher:
         for line in whole.decode(errors="replace").splitlines():
             self._tell(f"[{node_id}] {visible(line)}")
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _asked(self, number: int) -> None:
         """The first signal asks all nodes to stop, a second one ends them at once; a closed terminal may send SIGHUP twice."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if not self.stopping:
-                self.stopping = True
-                for node in self.nodes:  # from here, since `tick` may hang in the store
-                    node.ask_to_stop()
-                self._tell("stopping: each node saves a checkpoint; start again to go on")
-            elif not self.at_once and number != signal.SIGHUP:
-                self.at_once = True
-                raise KeyboardInterrupt
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if not self.stopping:
+            self.stopping = True
+            for node in self.nodes:  # from here, since `tick` may hang in the store
+                node.ask_to_stop()
+            self._tell("stopping: each node saves a checkpoint; start again to go on")
+        elif not self.at_once and number != signal.SIGHUP:
+            self.at_once = True
+            raise KeyboardInterrupt
 
 
 def _listed(nodes: Sequence[NodeProcess]) -> str:
@@ -263,12 +220,7 @@ def folders_of(config: Config, nodes: Sequence[NodeProcess]) -> list[Path]:
 
 def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: int | None = None) -> list[NodeProcess]:
     """A coordinator and `workers` workers, with the cores shared out: more threads than cores make everyone slow."""
-    try:
-        consoles.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"RL_SWARM_HOME cannot be used, got {str(consoles)!r} ({error.strerror}): name a folder that can be written"
-        ) from None
+    make_private(consoles)
     threads = str(max(1, (cores or os.cpu_count() or 1) // workers))
     shared = {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     names = [("coordinator_0", "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
