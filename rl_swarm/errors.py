@@ -10,8 +10,9 @@
     │   └── Incomplete       the document is not all there yet: look again later
     ├── BadRollout           a peer's rollout that cannot be verified; carries a `reason` that is counted
     ├── ModelError           a model cannot be loaded or used as asked
-    └── CheckpointError      a checkpoint cannot be used; the one before it is tried
-        └── OtherModel       it is whole, and of another model: the settings are wrong, or it is somebody else's
+    ├── CheckpointError      a checkpoint cannot be used; the one before it is tried
+    │   └── OtherModel       it is whole, and of another model: the settings are wrong, or it is somebody else's
+    └── NodeFailed, CellFailed  a child of a command ended; each lies with the command that raises it
 
 Anything else that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
 """

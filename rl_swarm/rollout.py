@@ -1,7 +1,7 @@
 """Question, Completion, Rollout, and the bundle in which a node publishes its rollouts of one round.
 
 The file keeps the shape that people know (`peer_id, round, stage, timestamp, rollouts: {"0": [{prompt, response, reward}]}`) and
-adds what a reader needs to check it. Reading validates types, ranges and sizes; whether a claim is *true* is for `tasks.py`.
+adds what a reader needs to check it. Reading validates types, ranges and sizes; whether a claim is *true* is for `tasks/`.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""`get_experiment_progress(gdrive_path, experiment_name)`: what `rl-swarm status --json` prints, as a dictionary."""
+"""`get_experiment_progress(gdrive_path, experiment_name)`: the newest progress line of every node, by node."""
 
 from rl_swarm.tools.notebook import get_experiment_progress
 

@@ -21,7 +21,7 @@ from rl_swarm.errors import StoreAway
 from rl_swarm.runs.following import SMOOTHED_ROUNDS, Following, Moment, NodeMoment, Sample
 from rl_swarm.runs.progress import ExperimentStatus
 from rl_swarm.runs.validate import Finding
-from rl_swarm.text import visible as visible
+from rl_swarm.text import visible
 
 REFRESH_SECONDS = 2.0
 FRAME_SECONDS = 0.4  # between two pictures of the live view; each costs about 15 ms of a core that the nodes could use
@@ -110,12 +110,18 @@ def findings_view(findings: list[Finding]) -> Table:
 
 
 def watch(read: Callable[[], ExperimentStatus], console: Console | None = None) -> None:
-    """Show the status again and again until Ctrl-C."""
-    with Live(status_view(read(), time.time()), console=console, auto_refresh=False) as live:
+    """Show the status again and again until Ctrl-C; while the store is away, what it was and why nothing is new."""
+    status = read()
+    with Live(status_view(status, time.time()), console=console, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(REFRESH_SECONDS)
-                live.update(status_view(read(), time.time()), refresh=True)
+                away = ""
+                try:
+                    status = read()
+                except StoreAway as error:
+                    away = f"{error}; this is what was there before"
+                live.update(Group(status_view(status, time.time()), Text(visible(away))), refresh=True)
         except KeyboardInterrupt:
             return
 

@@ -13,8 +13,8 @@ from rl_swarm.runs.examples import Example
 from rl_swarm.runs.following import SMOOTHED_ROUNDS
 from rl_swarm.runs.summary import Evaluated, Summary
 from rl_swarm.show.card import percent, reward, rounds_named
-from rl_swarm.show.live import visible
 from rl_swarm.show.page import make_page
+from rl_swarm.text import visible
 
 if TYPE_CHECKING:  # drawing is the only heavy thing here, and imported where it is done
     from matplotlib.axes import Axes

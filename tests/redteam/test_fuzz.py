@@ -31,7 +31,6 @@ from rl_swarm.runs.following import Following, published
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.show.card import Places, sections
-from rl_swarm.show.live import visible
 from rl_swarm.show.page import make_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -42,6 +41,7 @@ from rl_swarm.swarm.layout import node_of_checkpoint, node_of_file, round_of_fil
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, read_reward, submitted
+from rl_swarm.text import visible
 from tests.learning.test_checkpoint import write_archive
 from tests.learning.test_trainer import scored
 from tests.redteam.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain

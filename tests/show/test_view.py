@@ -25,10 +25,11 @@ from rl_swarm.show.live import (
     one_line,
     plain_line,
     status_view,
-    visible,
+    watch,
 )
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.standing import Mute
+from rl_swarm.text import visible
 from tests.support.clocks import VirtualClock
 from tests.support.sample_run import HOSTILE, LAYOUT, SampleRun
 
@@ -183,6 +184,22 @@ def test_a_store_that_is_away_ends_nothing(run: SampleRun, monkeypatch: pytest.M
         view.tick()
     assert isinstance(console.file, io.StringIO)
     assert "the drive does not answer" in console.file.getvalue()
+
+
+def test_watching_outlives_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([ExperimentStatus("trial", "running", 3, None, ()), StoreAway("the drive has gone"), KeyboardInterrupt()])
+
+    def read() -> ExperimentStatus:
+        look = next(looks)
+        if isinstance(look, BaseException):
+            raise look
+        return look
+
+    monkeypatch.setattr("rl_swarm.show.live.REFRESH_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    watch(read, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "trial: running, round 3" in shown and "the drive has gone; this is what was there before" in shown
 
 
 def test_the_curve_is_right_to_an_eighth_of_a_line() -> None:

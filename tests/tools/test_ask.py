@@ -19,12 +19,12 @@ from rl_swarm.learning.trainer import Trainer, TrainerSettings
 from rl_swarm.node.learner import load_policy
 from rl_swarm.node.local import MODEL_FILE, claim, experiment_folder
 from rl_swarm.rollout import Question
-from rl_swarm.show.live import visible
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.text import visible
 from rl_swarm.tools import ask as asking
 from rl_swarm.tools.ask import Answers, Trained, apply_weights, load_trained, open_run, show
 from tests.support.tiny_models import chat_tokenizer, gpt2, llama, plain_tokenizer
