@@ -15,7 +15,8 @@ from rich.text import Text
 
 from rl_swarm.runs.examples import Answered, Example, telling
 from rl_swarm.runs.summary import Change, NodeSummary, Summary
-from rl_swarm.show.live import duration, one_line, visible
+from rl_swarm.show.live import duration, one_line
+from rl_swarm.text import visible
 
 NOTHING = "–"
 DAMAGED = "Damaged files, which are not or not all in these figures"

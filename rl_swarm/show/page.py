@@ -23,7 +23,8 @@ from rl_swarm.show.card import (
     what_held_out_is,
     what_reward_is,
 )
-from rl_swarm.show.live import LONGEST_SHOWN, visible
+from rl_swarm.show.live import LONGEST_SHOWN
+from rl_swarm.text import visible
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
