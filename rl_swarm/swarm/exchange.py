@@ -209,7 +209,7 @@ class Exchange:
         number, began = self._round_began
         generating = self.clock.monotonic() - began if number == round_number else 0.0
         seconds = max(self.settings.fetch_seconds * CHECKING_SHARE, generating)
-        return Budget(seconds, max(wanted, 2 * self.settings.own_count), {file.node_id for file in files})
+        return Budget(seconds, max(wanted, self.settings.own_count), {file.node_id for file in files})
 
     def mark_used(self, rollouts: Iterable[Rollout]) -> None:
         for rollout in rollouts:
