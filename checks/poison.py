@@ -25,10 +25,10 @@ from rl_swarm.learning.grpo import MOST_NATS_PER_TOKEN
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.statistics import permutation_p
 from rl_swarm.rollout import Bundle, Completion, Question, Rollout, encode
-from rl_swarm.runs import progress
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.tasks import Tasks, parse_tasks, tasks_version
 from tests.support.learning import LAYOUT, make_worker
+from tests.support.rows import metrics
 
 HONEST = tuple(f"honest_{number}" for number in range(4))
 HOSTILE = tuple(f"hostile_{number}" for number in range(4))
@@ -152,7 +152,7 @@ def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Out
         for worker in workers:
             worker.journal.flush()
             worker.swarm.member.publisher.close(60.0)
-    journals = [progress.metrics(store, LAYOUT, name) for name in HONEST]
+    journals = [metrics(store, LAYOUT, name) for name in HONEST]
     return replace(outcome(attack, seed, rounds, journals), correction=correction)
 
 

@@ -49,7 +49,7 @@ def operations_by_round(swarm: LocalSwarm, workers: list[str]) -> dict[str, list
     found = {}
     for name in workers:
         rows = swarm.metrics(name)
-        found[name] = [(row["round"], sum(row["store"].get(kind, 0) for kind in OPERATIONS)) for row in rows]
+        found[name] = [(row["round"], sum(row["store_total"].get(kind, 0) for kind in OPERATIONS)) for row in rows]
     return found
 
 

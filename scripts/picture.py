@@ -40,8 +40,8 @@ def main(place: str, name: str, target: str) -> None:
     if experiment is None:
         sys.exit(f"there is no experiment {name!r} in {place!r}: run the demo first")
     max_rounds = config.load({}, shared=experiment.settings).max_rounds
-    done = [rows for rows in (progress.metrics(store, layout, node_id) for node_id in registered(store, layout)) if rows]
-    until = max(rows[round(SHARE * len(rows)) - 1]["timestamp"] for rows in done)
+    done = [rows for rows in (progress.records(store, layout, node_id) for node_id in registered(store, layout)) if rows]
+    until = max(rows[round(SHARE * len(rows)) - 1].timestamp for rows in done)
     with tempfile.TemporaryDirectory() as folder:
         copy = FolderStore(Path(folder))
         for node_id in registered(store, layout):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
+from tests.support.rows import metrics
 from tests.support.tiny_models import gpt2, plain_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +129,7 @@ def test_a_newcomer_joins_with_one_string(finished: Terminals) -> None:
     command = [sys.executable, "-m", "rl_swarm.cli", "join", f"{finished.folder}/test_validation"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    rows = progress.metrics(FolderStore(finished.folder), LAYOUT, "newcomer")
+    rows = metrics(FolderStore(finished.folder), LAYOUT, "newcomer")
     assert [(row["round"], row["own_wanted"], row["group_size"], row["external_wanted"]) for row in rows] == [(2, 16, 8, 2)]
     registration = json.loads((finished.folder / LAYOUT.peer("newcomer")).read_text())
     assert registration["model"] == "nano"

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rl_swarm import __version__
 from rl_swarm.clock import Clock
+from rl_swarm.runs.record import Round
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.protocol import News
 from rl_swarm.text import visible
@@ -70,10 +73,10 @@ class Journal:
         self._streams = [Stream(root / key) for key in layout.journals(node_id)]
         self._metrics, self._events, self._out, self._err, self._progress = self._streams
 
-    def metrics(self, row: dict[str, Any]) -> None:
+    def round_done(self, record: Round) -> None:
         """One line a round; a node that was killed may do a round again, and what it says last counts."""
-        head = {"timestamp": self.clock.wall(), "node_id": self.node_id, "experiment": self.layout.experiment_name}
-        self._metrics.append(_line(head | row))
+        self._metrics.append(msgspec.json.encode(record).decode())
+        self.progress("round_complete", record.round, record.reward)
 
     def event(self, event_type: str, **data: Any) -> None:
         row = {

@@ -23,6 +23,7 @@ from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
 from rl_swarm.randomness import generator, key
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
+from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import Swarm
 
 BARREN_ROUNDS = 20
@@ -60,7 +61,7 @@ class Checkpoints(Protocol):
 
 
 class Evaluate(Protocol):
-    def __call__(self, round_number: int) -> dict[str, float]: ...
+    def __call__(self, round_number: int) -> dict[str, Any]: ...
 
 
 class Push(Protocol):
@@ -202,29 +203,32 @@ class Worker:
     def _record(self, number: int, measured: dict[str, Any], exchanged: dict[str, Any], watch: Stopwatch) -> None:
         settings = self.settings
         watch.move("store", "score", exchanged.pop("checking_seconds", 0.0))
-        row = {
+        row = Round(
             **measured,
             **(self._evaluate(number + 1) if self._due(number + 1) else {}),
             **exchanged,
-            "round": number,
-            "own_wanted": settings.own_count,
-            "external_wanted": settings.external_count,
-            "group_size": settings.group_size,
-            "policy_version": self.trainer.policy_version,
-            "tasks": dict(self.tasks.counters),
-            "seconds": watch.seconds,
-        }
-        row["tokens_per_s"] = row["tokens"] / max(watch.seconds["generate"], 1e-9)
-        completions = settings.own_count * settings.group_size
-        self.totals.update(rounds=1, completions=completions, tokens=row["tokens"], external_used=row["external_used"])
-        self.journal.metrics(row)
-        self.journal.progress("round_complete", number, row["reward"])
-        self.journal.say(
-            f"round {number}: reward {row['reward']:.3f}, own {row['own_used']}/{settings.own_count}, "
-            f"external {row['external_used']}/{settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+            timestamp=self.clock.wall(),
+            node_id=settings.node_id,
+            experiment=self.journal.layout.experiment_name,
+            round=number,
+            stage=STAGE,
+            own_wanted=settings.own_count,
+            external_wanted=settings.external_count,
+            group_size=settings.group_size,
+            policy_version=self.trainer.policy_version,
+            tasks_total=dict(self.tasks.counters),
+            seconds=watch.seconds,
+            tokens_per_s=measured["tokens"] / max(watch.seconds["generate"], 1e-9),
         )
-        self._warn_if_barren(row["own_used"] + row["external_used"], number)
-        self._warn_if_discounted(row, number)
+        completions = settings.own_count * settings.group_size
+        self.totals.update(rounds=1, completions=completions, tokens=row.tokens, external_used=row.external_used)
+        self.journal.round_done(row)
+        self.journal.say(
+            f"round {number}: reward {row.reward:.3f}, own {row.own_used}/{settings.own_count}, "
+            f"external {row.external_used}/{settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+        )
+        self._warn_if_barren(row.own_used + row.external_used, number)
+        self._warn_if_discounted(row)
         self.journal.tell(self.swarm.news())
 
     def _warn_if_barren(self, used: int, number: int) -> None:
@@ -237,14 +241,13 @@ class Worker:
                 "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
             )
 
-    def _warn_if_discounted(self, learnt: dict[str, Any], number: int) -> None:
+    def _warn_if_discounted(self, row: Round) -> None:
         """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
-        weighed = learnt.get("external_weighed", 0.0)
-        if not weighed:
+        if not row.external_weighed:
             return
-        self._discounted = self._discounted + 1 if learnt["external_discounted"] > weighed / 2 else 0
+        self._discounted = self._discounted + 1 if row.external_discounted > row.external_weighed / 2 else 0
         if self._discounted == DISCOUNTED_ROUNDS:
-            self.journal.event("external_discounted", round=number, rounds=DISCOUNTED_ROUNDS)
+            self.journal.event("external_discounted", round=row.round, rounds=DISCOUNTED_ROUNDS)
             self.journal.say(
                 f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
                 "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
@@ -254,7 +257,7 @@ class Worker:
         interval = self.settings.eval_interval
         return bool(self.evaluate and interval and number - self._evaluated_at >= interval)
 
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> dict[str, Any]:
         assert self.evaluate is not None
         self.journal.state("evaluating", number)  # no place to stop: by now the update is done, or the round is not begun
         result = self.evaluate(number)

@@ -25,8 +25,9 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell
-from rl_swarm.reproduce.results import CellResult, node_rounds, save
+from rl_swarm.reproduce.results import CellResult, node_round, save
 from rl_swarm.reproduce.split import LOOKED_BACK, Split, adapted
+from rl_swarm.runs.record import Round
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -55,11 +56,11 @@ class _Remembering(Journal):
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Round] = []
 
-    def metrics(self, row: dict[str, Any]) -> None:
-        super().metrics(row)
-        self.rows.append(row)
+    def round_done(self, record: Round) -> None:
+        super().round_done(record)
+        self.rows.append(record)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _Member:
 
     def adapt(self, first: Split, peers: int) -> None:
         """Change I and J together, by what this node itself has seen so far."""
-        split = adapted(first, [row["own_used"] / row["own_wanted"] for row in self.journal.rows[-LOOKED_BACK:]], peers)
+        split = adapted(first, [row.own_used / row.own_wanted for row in self.journal.rows[-LOOKED_BACK:]], peers)
         self.worker.settings = replace(self.worker.settings, own_count=split.own, external_count=split.external)
 
 
@@ -95,7 +96,7 @@ def run_cell(cell: Cell, after_round: Callable[[int], None] = lambda number: Non
                     member.adapt(cell.arm.split, len(members) - 1)
                 member.play(number)
             after_round(number + 1)
-    rows = [row for member in members for row in node_rounds(member.worker.settings.node_id, member.journal.rows)]
+    rows = [node_round(member.worker.settings.node_id, row) for member in members for row in member.journal.rows]
     assert len(rows) == len(members) * cell.rounds, "a journal lacks a round"
     return CellResult(cell, tuple(sorted(rows, key=lambda row: (row.round, row.node))), before, time.monotonic() - began)
 

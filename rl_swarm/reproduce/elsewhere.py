@@ -10,12 +10,12 @@ from typing import Any
 
 from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce.plan import Arm, Cell
-from rl_swarm.reproduce.results import CellResult, NodeRound, node_rounds
+from rl_swarm.reproduce.results import CellResult, NodeRound, node_round
 from rl_swarm.reproduce.split import Split
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import EVENTS, data_of, valid
+from rl_swarm.runs.following import EVENTS, data_of
+from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.runs.signed import signed_line
-from rl_swarm.runs.summary import Evaluated
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -36,7 +36,7 @@ def _read(store: Store, layout: Layout) -> CellResult:
     if experiment is None:
         raise ConfigError(f"there is no experiment {layout.experiment_name!r} in {store.url!r}: check GDRIVE_PATH and the name")
     workers = [node for node in sorted(registered(store, layout)) if _is_worker(store, layout, node)]
-    rows = {node: node_rounds(node, progress.metrics(store, layout, node)) for node in workers}
+    rows = {node: [node_round(node, row) for row in progress.records(store, layout, node)] for node in workers}
     rows = {node: found for node, found in rows.items() if found}
     if not rows:
         raise ConfigError(f"experiment {layout.experiment_name!r} has no rounds yet: analyse it when its nodes have worked")
@@ -55,7 +55,7 @@ def signatures_of(store: Store, name: str) -> str:
     layout = Layout(name)
     experiment = experiments.read(store, layout)
     workers = [node for node in sorted(registered(store, layout)) if _is_worker(store, layout, node)]
-    rows = {node: node_rounds(node, progress.metrics(store, layout, node)) for node in workers}
+    rows = {node: [node_round(node, row) for row in progress.records(store, layout, node)] for node in workers}
     rewards = {node: {row.round: row.reward for row in found} for node, found in rows.items() if found}
     return signed_line(store, layout, experiment.experiment_id, rewards) if experiment else "no experiment"
 

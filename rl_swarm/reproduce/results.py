@@ -1,7 +1,7 @@
 """What a cell leaves behind: a row for each node and round, in one JSON file; and the CSV files for everybody else.
 
 A file is written once the cell is finished, whole or not at all: that it is there says that the cell need not be run again.
-Rows come from the shipped journal and are checked, since `analyze` reads journals of strangers. Times stand in columns whose names
+Times stand in columns whose names
 begin with `seconds`: everything else is the same whenever a cell is run again.
 """
 
@@ -17,26 +17,7 @@ from typing import Any
 import msgspec
 
 from rl_swarm.reproduce.plan import Cell
-from rl_swarm.runs.following import Count, Finite, Share, valid
-
-
-class _Journalled(msgspec.Struct, frozen=True):
-    """What is needed of one line of metrics.jsonl."""
-
-    round: Count
-    reward: Finite
-    own_wanted: Count
-    own_used: Count = 0
-    external_wanted: Count = 0
-    external_used: Count = 0
-    external_age: Finite | None = None
-    external_reward: Finite | None = None
-    external_ids: tuple[str, ...] = ()
-    tokens: Count = 0
-    tokens_trained: Finite = 0.0
-    held_out: Share | None = None
-    held_out_style_blind: Share | None = None
-    seconds: dict[str, Finite] = {}
+from rl_swarm.runs.record import Round
 
 
 @dataclass(frozen=True)
@@ -70,12 +51,7 @@ class CellResult:
     seconds: float = 0.0
 
 
-def node_rounds(node_id: str, journal: Iterable[Mapping[str, Any]]) -> list[NodeRound]:
-    """The rows of one node; a line that no node of ours would write is left out."""
-    return [_node_round(node_id, row) for row in valid(journal, _Journalled)]
-
-
-def _node_round(node_id: str, row: _Journalled) -> NodeRound:
+def node_round(node_id: str, row: Round) -> NodeRound:
     used = row.external_used if row.external_reward is not None else 0
     mixed = (row.own_wanted * row.reward + used * (row.external_reward or 0.0)) / max(1, row.own_wanted + used)
     return NodeRound(

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.runs import progress
+from rl_swarm.runs.record import Round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.peers import most_alive, read_registration
@@ -26,45 +26,12 @@ REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
 GOOD = 0.5  # a completion that was paid at least this much is shown as a good one
 
-Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
-Count = Annotated[int, Meta(ge=0, lt=10**12)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """What people see of one line of metrics.jsonl."""
-
-    timestamp: Finite
-    round: Count
-    reward: Finite
-    own_used: Count = 0
-    own_wanted: Count = 0
-    external_used: Count = 0
-    external_wanted: Count = 0
-    external_ids: tuple[str, ...] = ()
-    tokens: Count = 0
-    tokens_per_s: Finite = 0.0
-
 
 class Doing(msgspec.Struct, frozen=True):
     """The data of an event of type `state`."""
 
     doing: str
     round: int
-
-
-Row = TypeVar("Row", bound=msgspec.Struct)
-
-
-def valid(rows: Iterable[Any], kind: type[Row]) -> list[Row]:
-    """The rows that are of this kind."""
-    found = []
-    for row in rows:
-        try:
-            found.append(msgspec.convert(row, kind))
-        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
-            continue
-    return found
 
 
 def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[Any]:
@@ -163,7 +130,7 @@ class NodeMoment:
     role: str
     doing: str
     since: float | None
-    last: Measured | None
+    last: Round | None
     reward: float | None  # mean of the last SMOOTHED_ROUNDS rounds
 
 
@@ -202,14 +169,14 @@ class _Followed:
     role: str
     metrics: Tail
     events: Tail
-    rows: dict[int, Measured] = field(default_factory=dict)
+    rows: dict[int, Round] = field(default_factory=dict)
     doing: str = "registered"
     since: float | None = None
 
-    def read(self) -> list[Measured]:
+    def read(self) -> list[Round]:
         """Take in what is new; return the new rows of metrics."""
         anew, found = self.metrics.look()
-        new = valid(found, Measured)
+        new = valid(found, Round)
         if anew:
             self.rows.clear()
         self.rows.update({row.round: row for row in new})
@@ -271,7 +238,7 @@ class Following:
         self._good, self._wrong = good or self._good, wrong or self._wrong
 
 
-def mean_curve(nodes: Sequence[Mapping[int, Measured]]) -> tuple[tuple[int, float], ...]:
+def mean_curve(nodes: Sequence[Mapping[int, Round]]) -> tuple[tuple[int, float], ...]:
     """The mean own reward over the nodes, round by round; the newest round only when as many have done it as the one before."""
     rewards: dict[int, list[float]] = {}
     for rows in nodes:
@@ -283,7 +250,7 @@ def mean_curve(nodes: Sequence[Mapping[int, Measured]]) -> tuple[tuple[int, floa
     return tuple((number, fmean(rewards[number])) for number in numbers)
 
 
-def _ends(nodes: Iterable[Mapping[int, Measured]]) -> dict[int, float]:
+def _ends(nodes: Iterable[Mapping[int, Round]]) -> dict[int, float]:
     """When the first node had done each round."""
     ends: dict[int, float] = {}
     for rows in nodes:

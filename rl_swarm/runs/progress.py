@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
-
 from rl_swarm.errors import NotFound
+from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
@@ -25,7 +24,6 @@ TAIL_BYTES = 64 << 10
 JOURNAL_BYTES = 64 << 20  # of one journal, and of all its segments together; what lies beyond is not read
 SEGMENT_BYTES = 4 << 10  # what a segment counts for at least, so that there are no more than 16,384
 MOST_TAILS = 256  # segments that are looked at for the newest row
-MOST_ROUNDS = 10**12  # a row with a higher number is none
 
 
 def segment_keys(store: Store, key: str) -> list[str]:
@@ -121,15 +119,9 @@ def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
     return []
 
 
-def metrics(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
-    """One row a round, in order; a row without a whole number for its round is none."""
-    found = rows(lines(store, layout.log(node_id, "metrics.jsonl")))
-    by_round = {row["round"]: row for row in found if _is_round(row.get("round"))}
-    return [by_round[number] for number in sorted(by_round)]
-
-
-def _is_round(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_ROUNDS
+def records(store: Store, layout: Layout, node_id: str) -> list[Round]:
+    """What a node has recorded, a round after the other."""
+    return list(by_round(valid(rows(lines(store, layout.log(node_id, "metrics.jsonl"))), Round)).values())
 
 
 def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
@@ -196,9 +188,10 @@ def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatur
     registration = read_registration(store, layout, node_id, signatures)
     recent = last_rows(store, layout.log(node_id, "training_events.jsonl"))
     state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
-    measured = last_rows(store, layout.log(node_id, "metrics.jsonl"))
-    last: dict[str, Any] = measured[-1] if measured else {}
-    signs = [number(row.get("timestamp")) for row in (state, last, recent[-1] if recent else {})]
+    measured = valid(last_rows(store, layout.log(node_id, "metrics.jsonl")), Round)
+    last = measured[-1] if measured else None
+    signs = [number(row.get("timestamp")) for row in (state, recent[-1] if recent else {})]
+    signs.append(last.timestamp if last else None)
     signs.append(registration.registered_at if registration else None)
     sequence = newest_heartbeat(store, layout, node_id, signatures)
     beat = read_heartbeat(store, layout, node_id, sequence, signatures) if sequence is not None else None
@@ -216,20 +209,15 @@ def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatur
         doing=doing or "registered",
         since=since,
         round=None if round_number is None or round_number < 0 else int(round_number),
-        reward=number(last.get("reward")),
+        reward=last.reward if last else None,
         last_sign=max((sign for sign in signs if sign is not None), default=None),
-        muted=_muted(last.get("muted")),
+        muted=_shown(last.muted) if last else (),
         name_in_use=beat is not None and bool(beat.twin),
     )
 
 
-def _muted(value: Any) -> tuple[Mute, ...]:
-    """Whom a node says it has muted, if it says so in words that make sense."""
-    try:
-        found = msgspec.convert(value, tuple[Mute, ...])[:MOST_TOLD]
-        return tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in found)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
-        return ()
+def _shown(muted: Sequence[Mute]) -> tuple[Mute, ...]:
+    return tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in muted[:MOST_TOLD])
 
 
 def number(value: Any) -> float | None:

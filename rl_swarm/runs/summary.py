@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import msgspec
-
 from rl_swarm.document import SMALL_BYTES, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import EVENTS, METRICS, Count, Measured, Share, data_of, mean_curve, valid
+from rl_swarm.runs.following import EVENTS, METRICS, data_of, mean_curve
+from rl_swarm.runs.record import Evaluated, Round, by_round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
@@ -25,15 +24,6 @@ from rl_swarm.swarm.peers import most_alive, read_registration
 
 FIRST_ROUNDS = 3
 LAST_ROUNDS = 10
-
-
-class Evaluated(msgspec.Struct, frozen=True):
-    """What a node measured on the held-out questions before a round: shares of right answers."""
-
-    round: Count
-    held_out: Share
-    held_out_style_blind: Share
-    held_out_questions: Count = 0
 
 
 @dataclass(frozen=True)
@@ -146,11 +136,11 @@ class _Run:
             self._damaged(self.layout.peer(node), "no registration that can be read, so the node is left out")
         return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
 
-    def measured(self, node_id: str) -> dict[int, Measured]:
+    def measured(self, node_id: str) -> dict[int, Round]:
         lines = self._lines(node_id, METRICS)
-        rows = valid(progress.rows(lines), Measured)
+        rows = valid(progress.rows(lines), Round)
         self._expect(self.layout.log(node_id, METRICS), len(lines), len(rows))
-        return {row.round: row for row in rows}
+        return by_round(rows)
 
     def evaluated(self, node_id: str) -> list[Evaluated]:
         """One evaluation a round, in order; a round done again counts once."""
@@ -204,7 +194,7 @@ def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return first, tuple(rest[-LAST_ROUNDS:]) if first else ()
 
 
-def count_uses(rows: Mapping[str, Mapping[int, Measured]]) -> dict[tuple[str, str], int]:
+def count_uses(rows: Mapping[str, Mapping[int, Round]]) -> dict[tuple[str, str], int]:
     """How often each node trained on the rollouts of each other, from the ids recorded with every update."""
     counted: Counter[tuple[str, str]] = Counter()
     for learner, each in rows.items():
@@ -214,7 +204,7 @@ def count_uses(rows: Mapping[str, Mapping[int, Measured]]) -> dict[tuple[str, st
 
 
 def _node(
-    node_id: str, model: str, rows: Mapping[int, Measured], evaluated: Sequence[Evaluated], uses: Mapping[tuple[str, str], int]
+    node_id: str, model: str, rows: Mapping[int, Round], evaluated: Sequence[Evaluated], uses: Mapping[tuple[str, str], int]
 ) -> NodeSummary:
     first, last = ends_of(sorted(rows))
     return NodeSummary(
@@ -231,7 +221,7 @@ def _node(
     )
 
 
-def _mean_reward(nodes: Iterable[Mapping[int, Measured]], numbers: Sequence[int]) -> float | None:
+def _mean_reward(nodes: Iterable[Mapping[int, Round]], numbers: Sequence[int]) -> float | None:
     rewards = [rows[number].reward for rows in nodes for number in numbers if number in rows]
     return fmean(rewards) if rewards else None
 

@@ -6,15 +6,13 @@ with what lies in the store. Nothing is changed.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import METRICS, Count, Finite, valid
+from rl_swarm.runs.following import METRICS
+from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
@@ -25,18 +23,6 @@ from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
 MOST_DIGITS = 6  # of the number of a round
-
-
-class _Row(msgspec.Struct, frozen=True):
-    """What is checked of one line of metrics.jsonl. Nobody plays a million rounds: a row that says so is none of ours."""
-
-    round: Annotated[int, Meta(ge=0, lt=10**MOST_DIGITS)]
-    reward: Finite
-    own_wanted: Count | None = None
-    group_size: Count | None = None
-    external_wanted: Count = 0
-    own_ids: tuple[str, ...] = ()
-    external_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,7 +155,7 @@ class _Run:
                 continue
             count += len(found)
             sizes = {len(rollout.completions) for rollout in found.values()}
-            if row.own_wanted not in (None, len(found)) or sizes - ({row.group_size} if row.group_size is not None else sizes):
+            if row.own_wanted not in (0, len(found)) or sizes - ({row.group_size} if row.group_size else sizes):
                 wrong.append(f"{where}: {len(found)} rollouts of {row.own_wanted}, groups of {sorted(sizes)}")
         yield Finding("rollouts", "failed" if wrong else "ok", _some(wrong) if wrong else f"all {count} readable and complete")
 
@@ -222,16 +208,16 @@ class _Run:
         if strangers:
             yield Finding("strangers", "warning", f"of no node that is counted: {_some(sorted(strangers))}")
 
-    def _rows(self) -> Iterator[tuple[str, _Row]]:
+    def _rows(self) -> Iterator[tuple[str, Round]]:
         return ((node, row) for node, rows in self.metrics.items() for row in rows if row.round < self.rounds)
 
-    def _read_metrics(self, node: str) -> list[_Row]:
+    def _read_metrics(self, node: str) -> list[Round]:
         """One row a round, in order: of several the last."""
         said = progress.rows(progress.lines(self.store, self.layout.log(node, METRICS)))
-        found = valid(said, _Row)
+        found = valid(said, Round)
         if len(found) < len(said):
             self.foreign[node] = len(said) - len(found)
-        return sorted({row.round: row for row in found}.values(), key=lambda row: row.round)
+        return list(by_round(found).values())
 
     def _offered(self, node: str) -> int:
         """Informative rollouts that peers had published before the node's last round began."""

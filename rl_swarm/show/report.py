@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rl_swarm.runs.examples import Example
 from rl_swarm.runs.following import SMOOTHED_ROUNDS
-from rl_swarm.runs.summary import Evaluated, Summary
+from rl_swarm.runs.record import Evaluated
+from rl_swarm.runs.summary import Summary
 from rl_swarm.show.card import percent, reward, rounds_named
 from rl_swarm.show.page import make_page
 from rl_swarm.text import visible

@@ -80,9 +80,9 @@ class StoreSwarm:
         """Counters since the experiment began for this node, but for the seconds, which are those since last asked."""
         exchange, publisher = self.exchange, self.member.publisher
         return {
-            "rejected": dict(exchange.rejected),
-            "muted": [asdict(mute) for mute in exchange.standings.mutes(number + 1)],
-            "store": {**self.member.store.counts, **publisher.counters},
+            "rejected_total": dict(exchange.rejected),
+            "muted": tuple(exchange.standings.mutes(number + 1)),
+            "store_total": {**self.member.store.counts, **publisher.counters},
             "pending": publisher.pending,
             "checking_seconds": exchange.take_verify_seconds(),
         }

@@ -6,24 +6,26 @@ Writing changes nothing in the model, which may be in training, and refuses a fo
 import contextlib
 import copy
 import json
-import math
 import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rl_swarm import __version__
 from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.runs import progress
+from rl_swarm.runs.following import data_of
+from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 
@@ -55,16 +57,16 @@ class Figures:
     reward_rounds: int
     reward_first: float | None
     reward_last: float | None
-    held_out_before: dict[str, Any] | None
-    held_out_after: dict[str, Any] | None
+    held_out_before: Evaluated | None
+    held_out_after: Evaluated | None
     versions: dict[str, str]
 
 
 def collect(config: Config, store: Store, node_id: str, number: int, *, model: str, tasks_version: str) -> Figures:
     """The figures of a node's run up to a round, from its journals; of those it changes nothing."""
     layout = Layout(config.experiment_name)
-    rows = [row for row in progress.metrics(store, layout, node_id) if isinstance(row["round"], int) and row["round"] < number]
-    rewards = [reward for row in rows if (reward := _finite(row.get("reward"))) is not None]
+    rows = [row for row in progress.records(store, layout, node_id) if row.round < number]
+    rewards = [row.reward for row in rows]
     count = min(REWARD_ROUNDS, max(1, len(rewards) // 2)) if rewards else 0
     before, after = _evaluations(progress.events(store, layout, node_id), number)
     base_model, on_hub = _base(model)
@@ -78,7 +80,7 @@ def collect(config: Config, store: Store, node_id: str, number: int, *, model: s
         own_count=config.own_count,
         external_count=config.external_count,
         group_size=config.group_size,
-        external_used=int(sum(_finite(row.get("external_used")) or 0 for row in rows)),
+        external_used=sum(row.external_used for row in rows),
         tasks=re.sub(r"[^,]*/(?=[^,/]*\.py)", "", config.tasks),  # of a file with own tasks only its name is told
         tasks_version=tasks_version,
         reward_rounds=count,
@@ -91,34 +93,13 @@ def collect(config: Config, store: Store, node_id: str, number: int, *, model: s
     )
 
 
-def _finite(value: Any) -> float | None:
-    """A journal comes from the store, where anyone may have written it: only real numbers are figures."""
-    if not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _evaluations(events: Sequence[dict[str, Any]], number: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _evaluations(events: Sequence[dict[str, Any]], number: int) -> tuple[Evaluated | None, Evaluated | None]:
     """The first and the last held-out evaluation up to a round, if there were two; of a round done twice the last counts."""
-    by_round: dict[int, dict[str, Any]] = {}
-    for event in events:
-        data = event.get("data")
-        if event.get("event_type") != "evaluation" or not isinstance(data, dict):
-            continue
-        at, tasks = data.get("round"), data.get("held_out_by_task")
-        if not isinstance(at, int) or at > number or _finite(data.get("held_out")) is None:
-            continue
-        by_round[at] = {
-            "round": at,
-            "questions": _finite(data.get("held_out_questions")),
-            "passed": _finite(data.get("held_out")),
-            "passed_style_blind": _finite(data.get("held_out_style_blind")),
-            "by_task": {str(task): _finite(share) for task, share in tasks.items()} if isinstance(tasks, dict) else {},
-        }
-    if not by_round:
+    found = {each.round: each for each in valid(data_of(events, "evaluation"), Evaluated) if each.round <= number}
+    if not found:
         return None, None
-    first, last = min(by_round), max(by_round)
-    return by_round[first], by_round[last] if last > first else None
+    first, last = min(found), max(found)
+    return found[first], found[last] if last > first else None
 
 
 def _base(name: str) -> tuple[str, bool]:
@@ -177,13 +158,16 @@ def _held_out_section(figures: Figures) -> list[str]:
     if before is None:
         return []
     measured = [before, after] if after else [before]
-    head = ["", *(f"before round {each['round']}" for each in measured)]
+    head = ["", *(f"before round {each.round}" for each in measured)]
     rows = [
-        ("all, as the verifier reads it", *(_share(each["passed"]) for each in measured)),
-        ("all, in whatever style", *(_share(each["passed_style_blind"]) for each in measured)),
-        *((_code(task), *(_share(each["by_task"].get(task)) for each in measured)) for task in sorted(before["by_task"])),
+        ("all, as the verifier reads it", *(_share(each.held_out) for each in measured)),
+        ("all, in whatever style", *(_share(each.held_out_style_blind) for each in measured)),
+        *(
+            (_code(task), *(_share(each.held_out_by_task.get(task)) for each in measured))
+            for task in sorted(before.held_out_by_task)
+        ),
     ]
-    questions = "" if before["questions"] is None else f"{before['questions']:g} "
+    questions = f"{before.held_out_questions} " if before.held_out_questions else ""
     return [f"## Held-out questions\n\nGreedy pass@1 on {questions}questions that nobody trains on.\n\n" + _table(head, rows)]
 
 
@@ -280,7 +264,7 @@ def _write_files(folder: Path, policy: "Policy", figures: Figures) -> list[str]:
     prompt = policy.tokenizer.decode(policy.prompt_ids(EXAMPLE), clean_up_tokenization_spaces=False)
     (folder / "README.md").write_text(card(figures, prompt), "utf-8")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    (folder / MARKER).write_text(json.dumps(asdict(figures) | {"files": names}, indent=1) + "\n", "utf-8")
+    (folder / MARKER).write_text(json.dumps(msgspec.to_builtins(figures) | {"files": names}, indent=1) + "\n", "utf-8")
     return [*names, MARKER]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.runs import progress
@@ -75,7 +77,7 @@ def get_experiment_metrics(gdrive_base_path: str, experiment_name: str) -> list[
     """The metrics of all nodes, a row for each node and round; `pandas.DataFrame` takes it as it is."""
     store, layout = open_store(gdrive_base_path, writable=False), Layout(experiment_name)
     status = progress.experiment_status(store, layout)
-    return [row for node in status.nodes for row in progress.metrics(store, layout, node.node_id)]
+    return [msgspec.to_builtins(row) for node in status.nodes for row in progress.records(store, layout, node.node_id)]
 
 
 def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) -> list[dict[str, Any]]:
@@ -84,8 +86,7 @@ def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) 
     for name in experiment_names:
         rewards: dict[int, list[float]] = {}
         for row in get_experiment_metrics(gdrive_base_path, name):
-            if (reward := progress.number(row.get("reward"))) is not None:
-                rewards.setdefault(row["round"], []).append(reward)
+            rewards.setdefault(row["round"], []).append(row["reward"])
         compared += [
             {"experiment": name, "round": n, "reward": fmean(all_), "nodes": len(all_)} for n, all_ in sorted(rewards.items())
         ]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rl_swarm.config import ALONE
-from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
 from tests.support.processes import ROOT
+from tests.support.rows import metrics
 
 LAYOUT = Layout(ALONE)
 
@@ -24,7 +24,7 @@ def run(home: Path, *program: str, **settings: Any) -> subprocess.CompletedProce
 
 
 def rounds(home: Path) -> list[int]:
-    return [row["round"] for row in progress.metrics(FolderStore(home / ALONE), LAYOUT, "me")]
+    return [row["round"] for row in metrics(FolderStore(home / ALONE), LAYOUT, "me")]
 
 
 def test_it_works_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

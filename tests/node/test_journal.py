@@ -19,6 +19,7 @@ from rl_swarm.swarm.copies import SEGMENT_SECONDS, TRIES, Copies
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
+from tests.support.rows import metrics, record
 
 LAYOUT = Layout("trial")
 METRICS = LAYOUT.log("me", "metrics.jsonl")
@@ -61,13 +62,13 @@ def test_rows_are_read_back_in_order_and_once_before_and_after_merging(store: St
     for life in range(2):
         journal = make(store, tmp_path, clock)
         for number in range(10):
-            journal.metrics({"round": life * 10 + number, "reward": 0.5})
+            journal.round_done(record(life * 10 + number, 0.5))
             clock.sleep(SEGMENT_SECONDS / 4)
             journal.bring()
         journal.flush()
-        assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
+        assert [row["round"] for row in metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
         journal.merge(60.0)
-        assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
+        assert [row["round"] for row in metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
     text = store.get(LAYOUT.log("me", "metrics.jsonl"), limit=1 << 24).decode()
     assert [json.loads(line)["round"] for line in text.splitlines()] == list(range(20))
 
@@ -76,25 +77,25 @@ def test_a_round_done_again_counts_once(store: Store, tmp_path: Path) -> None:
     clock = VirtualClock()
     first = make(store, tmp_path, clock)
     for number in range(5):
-        first.metrics({"round": number, "reward": 0.1})
+        first.round_done(record(number, 0.1))
     first.flush()
     clock.sleep(5)
     second = make(store, tmp_path, clock)
     for number in range(3, 6):
-        second.metrics({"round": number, "reward": 0.9})
+        second.round_done(record(number, 0.9))
     second.flush()
-    assert [row["reward"] for row in progress.metrics(store, LAYOUT, "me")] == [0.1, 0.1, 0.1, 0.9, 0.9, 0.9]
+    assert [row["reward"] for row in metrics(store, LAYOUT, "me")] == [0.1, 0.1, 0.1, 0.9, 0.9, 0.9]
 
 
 def test_a_disk_journal_grows_in_place_and_survives_half_a_line(tmp_path: Path) -> None:
     store = FolderStore(tmp_path, VirtualClock(), local=True)
     journal = make(store, tmp_path / "local", VirtualClock())
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.bring()
     path = tmp_path / METRICS
     assert path.read_text().endswith("\n")
     path.write_text(path.read_text() + '{"round": 1, "rew')
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0]
 
 
 def test_lines_written_while_the_disk_refuses_are_kept(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_nothing_in_the_store_is_ever_read(tmp_path: Path) -> None:
             raise AssertionError("and thousands of names")
 
     journal = make(WriteOnly(clock=VirtualClock()), tmp_path, VirtualClock())
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.flush()
     journal.merge(10.0)
 
@@ -162,7 +163,7 @@ def test_status_names_what_a_node_does_and_since_when(store: Store, tmp_path: Pa
     journal = make(store, tmp_path, clock)
     clock.sleep(10)
     journal.state("training", 7)
-    journal.metrics({"round": 6, "reward": 0.25})
+    journal.round_done(record(6, 0.25))
     since = clock.wall()
     clock.sleep(20)
     journal.state("training", 7)
@@ -204,18 +205,18 @@ def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> No
 
 def test_a_half_line_that_a_killed_process_left_spoils_no_other(tmp_path: Path) -> None:
     journal = Journal(tmp_path, LAYOUT, "me", VirtualClock(), console=None)
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     path = tmp_path / METRICS
     path.write_text(path.read_text() + '{"round": 1, "rew')
-    journal.metrics({"round": 1})
-    assert [row["round"] for row in progress.metrics(FolderStore(tmp_path), LAYOUT, "me")] == [0, 1]
+    journal.round_done(record(1))
+    assert [row["round"] for row in metrics(FolderStore(tmp_path), LAYOUT, "me")] == [0, 1]
 
 
 def test_merging_removes_no_segment(tmp_path: Path) -> None:
     """A listing may leave some out and a read may be short: simulated seed 1 lost rows that had been merged by half."""
     store = MemoryStore(clock=VirtualClock())
     journal = make(store, tmp_path, VirtualClock())
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.flush()
     before = progress.segment_keys(store, LAYOUT.log("me", "metrics.jsonl"))
     journal.merge(60.0)
@@ -231,12 +232,12 @@ def test_merging_begins_nothing_when_its_time_is_over(tmp_path: Path) -> None:
     clock = VirtualClock()
     store = Slow(clock=clock)
     journal = make(store, tmp_path, clock)
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.event("something")
     journal.flush()
     journal.merge(1.0)
     assert METRICS in store._data and LAYOUT.log("me", "training_events.jsonl") not in store._data
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0]
 
 
 def test_news_are_said_and_recorded(tmp_path: Path) -> None:
@@ -274,15 +275,15 @@ def test_a_status_survives_rows_that_make_no_sense(store: Store, row: dict[str, 
 
 def test_a_line_that_a_full_disk_cut_is_written_whole_later(tmp_path: Path) -> None:
     journal = Journal(tmp_path, LAYOUT, "me", VirtualClock(), console=None)
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     path = tmp_path / METRICS
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
     try:
-        journal.metrics({"round": 1})
+        journal.round_done(record(1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    journal.metrics({"round": 2})
+    journal.round_done(record(2))
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
@@ -328,14 +329,14 @@ def test_what_somebody_put_in_the_place_of_a_journal_is_said_and_stops_nothing(p
             pytest.skip("this user may write to everything")
     journal = Copied(store, tmp_path / "node", VirtualClock(), said)
     for number in range(3):
-        journal.metrics({"round": number})
+        journal.round_done(record(number))
         journal.bring()
     [line] = said
     assert "metrics.jsonl cannot be used" in line and str(tmp_path / "node" / "record") in line
-    assert progress.metrics(store, LAYOUT, "me") == []
+    assert metrics(store, LAYOUT, "me") == []
     path.rmdir() if plant == "folder" else path.unlink()
     make(store, tmp_path, VirtualClock()).flush()
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2]
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0, 1, 2]
 
 
 def test_numbers_of_segments_that_somebody_took_are_gone_past(tmp_path: Path) -> None:
@@ -344,9 +345,9 @@ def test_numbers_of_segments_that_somebody_took_are_gone_past(tmp_path: Path) ->
     journal = Copied(store, tmp_path / "node", clock, said)
     for taken in range(TRIES - 1):
         store.put(Layout.segment(METRICS, int(clock.wall()) + taken), b"{}\n")
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.flush()
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0] and not said
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0] and not said
 
 
 def test_a_segment_far_in_the_future_hides_nothing(tmp_path: Path) -> None:
@@ -355,6 +356,6 @@ def test_a_segment_far_in_the_future_hides_nothing(tmp_path: Path) -> None:
     key = LAYOUT.log("me", "metrics.jsonl")
     store.put(Layout.segment(key, 999_999_999_999_999), b"")
     journal = make(store, tmp_path / "local", clock)
-    journal.metrics({"round": 0})
+    journal.round_done(record(0))
     journal.flush()
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0]
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0]

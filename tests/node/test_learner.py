@@ -35,6 +35,7 @@ from rl_swarm.tasks import tasks_version
 from rl_swarm.tools.push import make_pusher
 from tests.support.learning import LAYOUT, make_worker, same, weights
 from tests.support.members import copy_journals
+from tests.support.rows import metrics
 from tests.support.tiny_models import gpt2, plain_tokenizer
 
 
@@ -60,7 +61,7 @@ def test_external_rollouts_reach_the_weights(tmp_path: Path) -> None:
             peer.play(number)
             among.play(number)
         copy_journals(among)
-        return weights(among), sum(row["external_used"] for row in progress.metrics(store, LAYOUT, "me"))
+        return weights(among), sum(row["external_used"] for row in metrics(store, LAYOUT, "me"))
 
     (without, none), (with_peers, used) = train(0), train(4)
     assert none == 0 < used
@@ -84,7 +85,7 @@ def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path
     used = {}
     for worker in (nano, other):
         copy_journals(worker)
-        rows = progress.metrics(store, LAYOUT, worker.settings.node_id)
+        rows = metrics(store, LAYOUT, worker.settings.node_id)
         used[worker.settings.node_id] = [rollout_id for row in rows for rollout_id in row["external_ids"]]
         assert all(row["loss"] == row["loss"] for row in rows), "a loss is not a number"
     assert {rollout_id.split("/")[0] for rollout_id in used["nano"]} == {"other"}
@@ -145,7 +146,7 @@ def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     found: list[Any] = []
     Checkpoints(checkpoints).restore(lambda *state: found.append(state))
     [restored] = found
-    rows = progress.metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
+    rows = metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
     passing = {"timestamp", "tokens_per_s", "seconds", "store", "tasks", "pending"}
     return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
 
@@ -158,7 +159,7 @@ def test_a_single_node_stops_and_resumes(tmp_path: Path) -> None:
     first = [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)]
     assert start_work(tmp_path, "one", MAX_ROUNDS=5, **settings).wait(120) == 0
     assert [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)] == first
-    assert [row["round"] for row in progress.metrics(store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
     starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
     assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 3}]
     assert not [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "error"]
@@ -485,12 +486,12 @@ def test_nano_learns_alone_on_five_seeds(tmp_path: Path) -> None:
         frozen = make_worker(store, tmp_path / f"f{seed}", "base", SEED=seed, LEARNING_RATE=0, MAX_ROUNDS=32, EVAL_INTERVAL=0)
         frozen.run()
         copy_journals(frozen)
-        base = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "base"))
+        base = fmean(row["reward"] for row in metrics(store, LAYOUT, "base"))
         store = MemoryStore()
         worker = make_worker(store, tmp_path / f"w{seed}", "me", SEED=seed, MAX_ROUNDS=60, EVAL_INTERVAL=60)
         worker.run()
         copy_journals(worker)
-        last = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "me")[-10:])
+        last = fmean(row["reward"] for row in metrics(store, LAYOUT, "me")[-10:])
         held_out = [row["data"]["held_out"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "evaluation"]
         ratios.append(last / base)
         table.append((seed, base, last, last / base, *held_out))

@@ -20,6 +20,7 @@ from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
 from tests.support.clocks import VirtualClock
 from tests.support.members import member_of, worker_of
+from tests.support.rows import metrics
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 LAYOUT = Layout("trial")
@@ -41,7 +42,7 @@ def finish(worker: Worker) -> list[dict[str, Any]]:
     worker.journal.flush()
     member = worker.swarm.member
     member.publisher.close(1.0)
-    return progress.metrics(member.store, LAYOUT, worker.settings.node_id)
+    return metrics(member.store, LAYOUT, worker.settings.node_id)
 
 
 def announce(store: Store, number: int) -> None:
@@ -172,7 +173,7 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
     worker.run()
     assert saved == [4, 8, 11]
     assert evaluated == [0, 5, 10]
-    assert [row["round"] for row in finish(worker) if "held_out" in row] == [4, 9]
+    assert [row["round"] for row in finish(worker) if row["held_out"] is not None] == [4, 9]
 
 
 def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:

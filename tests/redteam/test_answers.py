@@ -43,7 +43,7 @@ def test_many_slow_completions_in_one_rollout_end_at_the_quota(plain: Arena) -> 
     row = plain.metrics("w1")[0]
     seconds = row["seconds"]["score"] + row["seconds"]["store"]
     assert seconds < SECONDS_A_ROUND, row["seconds"]
-    assert row["rejected"] or seconds < 2.0, "the peer was not held to account"
+    assert row["rejected_total"] or seconds < 2.0, "the peer was not held to account"
     plain.assert_contained()
 
 
@@ -52,7 +52,7 @@ def test_what_a_verifier_prints_takes_no_effect(plain: Arena) -> None:
     process = start_beside(plain, "tower_of_hanoi", [answer(move)] * 4, MAX_ROUNDS=1, EXTERNAL_CORRECTION="guarded")
     assert plain.finish(process, 90) == 0, plain.console("w1")
     row = plain.metrics("w1")[0]
-    assert not row["rejected"], f"the rollout was not even scored: {row['rejected']}"
+    assert not row["rejected_total"], f"the rollout was not even scored: {row['rejected_total']}"
     for path in (plain.base / "w1.console", plain.folder / attacks.LAYOUT.log("w1", "stdout.log")):
         assert "\x1b" not in path.read_text() and "\x07" not in path.read_text(), "escape codes of a stranger"
     plain.assert_contained()

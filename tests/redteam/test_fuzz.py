@@ -46,6 +46,7 @@ from tests.learning.test_checkpoint import write_archive
 from tests.learning.test_trainer import scored
 from tests.redteam.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
 from tests.support.clocks import VirtualClock
+from tests.support.rows import metrics
 from tests.support.standins import TASKS_VERSION, StandInTasks
 from tests.support.tiny_models import policy
 
@@ -131,7 +132,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.rollouts, gather),
     (LAYOUT.rollouts, lambda given: published(given.store, LAYOUT, 3, "w1")),
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
-    ("/logs/", lambda given: progress.metrics(given.store, LAYOUT, "w1")),
+    ("/logs/", lambda given: metrics(given.store, LAYOUT, "w1")),
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
     ("metrics.jsonl", follow),
     ("/progress_", lambda given: progress.rows(progress.lines(given.store, LAYOUT.progress("w1")))),

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -35,11 +36,13 @@ from rl_swarm.reproduce.plan import (
     quick,
 )
 from rl_swarm.reproduce.report import write_report
-from rl_swarm.reproduce.results import CellResult, NodeRound, node_rounds
+from rl_swarm.reproduce.results import CellResult, NodeRound, node_round
 from rl_swarm.reproduce.schedule import Standing
 from rl_swarm.reproduce.split import Split, adapted, parse_split, parse_splits
 from rl_swarm.reproduce.statistics import least_p, permutation_p, verdict
+from rl_swarm.runs.record import Round, valid
 from rl_swarm.store.memory import MemoryStore
+from tests.support.rows import record
 from tests.support.sample_run import LAYOUT, SampleRun
 
 NANO = find_preset("nano")
@@ -261,17 +264,17 @@ def test_the_figures_of_a_cell() -> None:
 
 
 def test_the_mixed_measure_counts_the_external_rollouts_that_were_trained_on() -> None:
-    line = {"round": 0, "reward": 0.1, "own_wanted": 4, "external_used": 4, "external_reward": 0.5, "external_ids": ["b/0/0/1"]}
-    (found,) = node_rounds("a", [line])
+    row = record(0, 0.1, own_wanted=4, external_used=4, external_reward=0.5, external_ids=("b/0/0/1",))
+    found = node_round("a", row)
     assert found.reward == 0.1 and found.mixed == pytest.approx(0.3) and found.authors == {"b": 1}
-    (alone,) = node_rounds("a", [line | {"external_used": 0, "external_reward": None}])
+    alone = node_round("a", msgspec.structs.replace(row, external_used=0, external_reward=None))
     assert alone.mixed == pytest.approx(0.1)
 
 
 def test_a_line_that_no_node_would_write_is_left_out() -> None:
-    good = {"round": 0, "reward": 0.1, "own_wanted": 4}
-    wrong = [{"round": -1} | good | {"round": -1}, good | {"reward": "much"}, good | {"tokens": -5}, {}, good | {"held_out": 7}]
-    assert len(node_rounds("a", [good, *wrong])) == 1
+    good = {"timestamp": 1.0, "round": 0, "reward": 0.1, "own_wanted": 4}
+    wrong = [good | {"round": -1}, good | {"reward": "much"}, good | {"tokens": -5}, {}, good | {"held_out": 7}]
+    assert len(valid([good, *wrong], Round)) == 1
 
 
 # Analysis

@@ -8,13 +8,15 @@ import pytest
 
 from rl_swarm.clock import Clock
 from rl_swarm.rollout import Completion, Question, Rollout
-from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Measured, Moment, Tail, mean_curve, pick, published, valid
+from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Moment, Tail, mean_curve, pick, published
+from rl_swarm.runs.record import Round, valid
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.publisher import Publisher
 from tests.node.test_journal import make as make_journal
 from tests.support.clocks import VirtualClock
+from tests.support.rows import record
 from tests.support.sample_run import HOSTILE, LAYOUT, ROUND_SECONDS, SampleRun
 
 KEY = LAYOUT.log("me", "metrics.jsonl")
@@ -43,7 +45,7 @@ def test_each_row_is_read_once_however_journals_are_kept(store: Store, tmp_path:
     for life in range(2):
         journal = make_journal(store, tmp_path, clock)
         for number in range(3):
-            journal.metrics({"round": 3 * life + number})
+            journal.round_done(record(3 * life + number))
             journal.flush()
             clock.sleep(5)
             anew, rows = tail.look()
@@ -72,7 +74,7 @@ def test_a_journal_that_somebody_replaced_is_read_anew(tmp_path: Path) -> None:
     store, clock = disk(tmp_path), VirtualClock()
     journal, tail = make_journal(store, tmp_path, clock), Tail(store, KEY)
     for number in range(5):
-        journal.metrics({"round": number})
+        journal.round_done(record(number))
     journal.flush()
     tail.look()
     store.rewrite(KEY, b"".join(b'{"round":%d}\n' % number for number in range(8)))
@@ -148,7 +150,7 @@ def test_rows_that_no_node_would_write_are_left_out() -> None:
         None,
         "text",
     ]
-    assert valid([*wrong, good], Measured) == [Measured(1.0, 3, 0.5)]
+    assert valid([*wrong, good], Round) == [Round(timestamp=1.0, round=3, reward=0.5)]
 
 
 def test_a_hostile_journal_changes_nothing_but_its_own_row(tmp_path: Path) -> None:
@@ -200,8 +202,8 @@ def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path)
     assert last.wrong is not None and last.wrong.prompt == last.good.prompt
 
 
-def measured(number: int, reward: float) -> Measured:
-    return Measured(float(number), number, reward)
+def measured(number: int, reward: float) -> Round:
+    return record(number, reward)
 
 
 def test_the_newest_round_joins_the_curve_when_as_many_have_done_it_as_the_one_before() -> None:

@@ -86,7 +86,7 @@ def test_what_a_node_says_of_itself_is_one_short_line(tmp_path: Path) -> None:
     said = {"event_type": "state", "timestamp": 1.0, "data": {"round": 1, "doing": "line\n" * 12_000}}
     mute = {"peer": "a\nb", "reason": "c\nd", "until": 5}
     store.rewrite(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(said).encode() + b"\n")
-    store.rewrite(KEY, json.dumps({"round": 1, "muted": [mute]}).encode() + b"\n")
+    store.rewrite(KEY, json.dumps({"timestamp": 1.0, "round": 1, "reward": 0.5, "muted": [mute]}).encode() + b"\n")
     assert run.done == 0
     status = progress.node_status(store, LAYOUT, "w1")
     assert len(status.doing) <= 200 and "\n" not in status.doing

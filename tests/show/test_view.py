@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from rich.console import Console
 
 from rl_swarm.errors import StoreAway
-from rl_swarm.runs.following import Following, Measured, Moment, NodeMoment, Sample
+from rl_swarm.runs.following import Following, Moment, NodeMoment, Sample
 from rl_swarm.runs.progress import ExperimentStatus, NodeStatus
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.live import (
@@ -31,6 +31,7 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.standing import Mute
 from rl_swarm.text import visible
 from tests.support.clocks import VirtualClock
+from tests.support.rows import record
 from tests.support.sample_run import HOSTILE, LAYOUT, SampleRun
 
 SIZES = [(80, 24), (100, 30), (200, 60), (60, 16), (40, 10), (30, 8)]
@@ -88,7 +89,7 @@ def test_the_picture_is_never_larger_than_the_terminal(run: SampleRun, width: in
 
 
 def test_of_many_nodes_as_many_are_shown_as_fit() -> None:
-    nodes = tuple(NodeMoment(f"w{number}", "worker", "training", 0.0, Measured(0.0, 1, 0.5), 0.5) for number in range(64))
+    nodes = tuple(NodeMoment(f"w{number}", "worker", "training", 0.0, record(1), 0.5) for number in range(64))
     moment = Moment("e", 10, 1, 1.0, 0.0, nodes, ((0, 0.5),), None, None)
     lines = shown(live_frame(moment, 0.0, 80, 24), height=24).splitlines()
     assert len(lines) < 24

@@ -28,12 +28,13 @@ from rl_swarm.errors import BadDocument
 from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.worker import Worker
 from rl_swarm.rollout import Rollout, decode
-from rl_swarm.runs import progress
+from rl_swarm.runs.record import Round
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
 from rl_swarm.swarm.rounds import Announcement, Reward
 from tests.sim.baton import Baton
 from tests.sim.drive_from_hell import Cloud, DriveFromHell
+from tests.support.rows import metrics
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Scenario
@@ -69,7 +70,7 @@ class Life:
     overdue: bool = False
     frozen: float = 0.0
     killed: bool = False
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Round] = field(default_factory=list)
 
 
 class Witness:
@@ -110,7 +111,7 @@ class Witness:
         _wrap(worker.trainer, "update", lambda update, batch: self._training(life, worker, update, batch))
         _wrap(worker.policy, "answer", lambda answer, *rest: self._sampling(life, answer, *rest))
         _wrap(worker.swarm.member.publisher, "put", lambda put, name, data: self._putting(life, put, name, data))
-        _wrap(worker.journal, "metrics", lambda metrics, row: self._recording(life, worker, metrics, row))
+        _wrap(worker.journal, "round_done", lambda done, row: self._recording(life, worker, done, row))
         _wrap(worker.swarm.pace, "following", lambda following, *rest: self._following(life, worker, following, *rest))
 
     def _playing(self, life: Life, worker: Worker, play: Callable[[int], None], number: int) -> None:
@@ -241,17 +242,17 @@ class Witness:
                 self.check("rounds", number == life.playing, life.node_id, f"{name} was published in round {life.playing}")
                 self.check("rounds", node_of_file(name.rpartition("/")[2]) == life.node_id, life.node_id, f"it published {name}")
 
-    def _recording(self, life: Life, worker: Worker, metrics: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
+    def _recording(self, life: Life, worker: Worker, done: Callable[[Round], None], row: Round) -> None:
         batch: list[str] = worker.trainer.batches[-1]  # type: ignore[attr-defined]
-        self.check("achieved", row["own_ids"] + row["external_ids"] == batch, life.node_id, f"round {row['round']}: ids differ")
-        achieved = (row["own_used"], row["external_used"])
+        self.check("achieved", [*row.own_ids, *row.external_ids] == batch, life.node_id, f"round {row.round}: ids differ")
+        achieved = (row.own_used, row.external_used)
         external = sum(not name.startswith(f"{life.node_id}/") for name in batch)
         self.check(
             "achieved", achieved == (len(batch) - external, external), life.node_id, f"it says {achieved}, trained on {batch}"
         )
-        self.check("achieved", row["external_used"] <= row["external_wanted"], life.node_id, "more external rollouts than wanted")
-        self.check("rounds", row["round"] == life.playing, life.node_id, f"row of round {row['round']} in round {life.playing}")
-        metrics(row)
+        self.check("achieved", row.external_used <= row.external_wanted, life.node_id, "more external rollouts than wanted")
+        self.check("rounds", row.round == life.playing, life.node_id, f"row of round {row.round} in round {life.playing}")
+        done(row)
         life.recorded = True
         life.rows.append(row)
 
@@ -407,8 +408,8 @@ class Witness:
     def _judge_journals(self, store: DriveFromHell) -> None:
         """One row a round, and every row of a process that was not killed; what that process said last counts."""
         for node_id in self.scenario.workers:
-            rows = {row["round"]: row for row in progress.metrics(store, self.layout, node_id)}
-            expected = {row["round"] for life in self.lives.get(node_id, ()) for row in life.rows if not life.killed}
+            rows = {row["round"]: row for row in metrics(store, self.layout, node_id)}
+            expected = {row.round for life in self.lives.get(node_id, ()) for row in life.rows if not life.killed}
             for number in expected:
                 self.check("rewards", number in rows, node_id, f"the row of round {number} is lost")
             for number, row in rows.items():

@@ -13,11 +13,11 @@ from typing import Any
 from rl_swarm.document import unseal
 from rl_swarm.errors import BadDocument
 from rl_swarm.rollout import decode
-from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_file
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, read_reward, rounds_with_rewards, submitted
+from tests.support import rows
 
 ROOT = Path(__file__).parents[2]
 KINDS: dict[str, Callable[[bytes], Any]] = {
@@ -128,7 +128,7 @@ class LocalSwarm:
         return found
 
     def metrics(self, node_id: str) -> list[dict[str, Any]]:
-        return progress.metrics(self.store, self.layout, node_id)
+        return rows.metrics(self.store, self.layout, node_id)
 
     def close(self) -> None:
         for process in self.processes:

@@ -31,6 +31,7 @@ from rl_swarm.tools.demo import unfinished
 from tests.sim.drive_from_hell import File, Temper
 from tests.sim.simulation import LAYOUT, Machine, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm
+from tests.support.rows import metrics
 
 WORKERS = ("w0", "w1", "w2")
 ROUNDS = 5
@@ -84,7 +85,7 @@ class Founded(Simulation):
 
     def rows(self, node_id: str) -> list[Any]:
         store = MemoryStore(data={key: datas[-1] for key, datas in self.cloud.truth().items()})
-        return figures(progress.metrics(store, LAYOUT, node_id))
+        return figures(metrics(store, LAYOUT, node_id))
 
 
 @pytest.mark.parametrize("external", [0, 4])

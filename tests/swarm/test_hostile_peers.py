@@ -33,6 +33,7 @@ from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, read_reward, sub
 from rl_swarm.tasks import Tasks, parse_tasks
 from tests.support.clocks import VirtualClock
 from tests.support.members import copy_journals, member_of, worker_of
+from tests.support.rows import metrics
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer, made_at, make_question
 from tests.swarm.test_exchange import LAYOUT, bundle, ids, make, publish, rollout
 
@@ -538,7 +539,7 @@ def test_digits_of_other_scripts_make_no_key_and_stop_no_reader(tmp_path: Path, 
     assert rounds.reached(-1, lambda node: True, random.Random(0)) == 0
     assert newest_heartbeat(store, LAYOUT, "good") is None
     assert checkpoint_rounds(store, LAYOUT, 10) == []
-    assert progress.metrics(store, LAYOUT, "good") == []
+    assert metrics(store, LAYOUT, "good") == []
     assert [node.node_id for node in progress.experiment_status(store, LAYOUT).nodes] == ["good"]
 
 

@@ -323,7 +323,7 @@ def test_of_two_processes_with_one_name_the_reader_takes_the_one_whose_key_came_
     assert f"signing with the public key {public}" in swarm.console("honest")
     home = tmp_path / "elsewhere"  # another machine: the name is free there
     others = [swarm.start("honest", SWARM_IDENTITY=tmp_path / "thief.pem", RL_SWARM_HOME=home), swarm.start("plain")]
-    wait_until(lambda: {"impersonation", "unsigned"} <= swarm.metrics("reader")[-1]["rejected"].keys())
+    wait_until(lambda: {"impersonation", "unsigned"} <= swarm.metrics("reader")[-1]["rejected_total"].keys())
     for process in (reader, *others):
         process.terminate()
     assert [swarm.wait(process, 120) for process in (reader, *others)] == [0, 0, 0]

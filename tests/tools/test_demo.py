@@ -15,6 +15,7 @@ from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from tests.support.learning import LAYOUT, make_worker
 from tests.support.members import copy_journals
+from tests.support.rows import metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -24,7 +25,7 @@ def test_the_demo_learns_on_five_seeds(tmp_path: Path) -> None:
     frozen = make_worker(store, tmp_path, "base", LEARNING_RATE=0, MAX_ROUNDS=40, EVAL_INTERVAL=0)
     frozen.run()
     copy_journals(frozen)
-    base = fmean(row["reward"] for row in progress.metrics(store, LAYOUT, "base"))
+    base = fmean(row["reward"] for row in metrics(store, LAYOUT, "base"))
     ratios = []
     for seed in range(1, 6):
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SEED": str(seed), "EXPERIMENT_NAME": f"demo-{seed}"}
@@ -36,7 +37,7 @@ def test_the_demo_learns_on_five_seeds(tmp_path: Path) -> None:
         layout = Layout(f"demo-{seed}")
         folder = FolderStore(tmp_path / "store")
         workers = [f"worker_{number}" for number in range(1, 5)]
-        last = fmean(row["reward"] for worker in workers for row in progress.metrics(folder, layout, worker)[-10:])
+        last = fmean(row["reward"] for worker in workers for row in metrics(folder, layout, worker)[-10:])
         evaluated = [
             [row["data"]["held_out"] for row in progress.events(folder, layout, worker) if row["event_type"] == "evaluation"]
             for worker in workers

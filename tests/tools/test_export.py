@@ -24,6 +24,7 @@ from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.learning.models.loading import add_lora
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question
+from rl_swarm.runs.record import Evaluated
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tools.export import (
@@ -57,8 +58,8 @@ FIGURES = Figures(
     reward_rounds=10,
     reward_first=0.0125,
     reward_last=0.25,
-    held_out_before={"round": 0, "questions": 80.0, "passed": 0.05, "passed_style_blind": 0.4, "by_task": {"gcd": 0.1}},
-    held_out_after={"round": 60, "questions": 80.0, "passed": 0.35, "passed_style_blind": 0.45, "by_task": {"gcd": 0.5}},
+    held_out_before=Evaluated(0, 0.05, 0.4, 80, {"gcd": 0.1}),
+    held_out_after=Evaluated(60, 0.35, 0.45, 80, {"gcd": 0.5}),
     versions={"rl-swarm": "0.1.0"},
 )
 IDS = torch.tensor([[5, 80, 33, 7, 120, 64, 2, 9]])
@@ -158,7 +159,7 @@ def test_the_card_states_the_run() -> None:
 def journals(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> MemoryStore:
     store, layout = MemoryStore(), Layout("trial")
     for name, lines in (("metrics.jsonl", rows), ("training_events.jsonl", events)):
-        store.put(layout.log("w1", name), "".join(json.dumps(line) + "\n" for line in lines).encode())
+        store.put(layout.log("w1", name), "".join(json.dumps({"timestamp": 1.0} | line) + "\n" for line in lines).encode())
     return store
 
 
@@ -178,8 +179,8 @@ def test_figures_are_those_of_the_rounds_that_the_weights_have_learnt_from() -> 
     figures = collected(journals(rows, events), 30)
     assert (figures.rounds_recorded, figures.external_used, figures.external_count) == (30, 60, 3)
     assert (figures.reward_rounds, figures.reward_first, figures.reward_last) == (10, pytest.approx(0.045), pytest.approx(0.245))
-    assert figures.held_out_before and (figures.held_out_before["round"], figures.held_out_before["passed"]) == (0, 0.1)
-    assert figures.held_out_after and (figures.held_out_after["round"], figures.held_out_after["passed"]) == (20, 0.2)
+    assert figures.held_out_before and (figures.held_out_before.round, figures.held_out_before.held_out) == (0, 0.1)
+    assert figures.held_out_after and (figures.held_out_after.round, figures.held_out_after.held_out) == (20, 0.2)
 
 
 def test_a_run_of_few_rounds_or_none_has_a_card_too() -> None:
@@ -194,7 +195,8 @@ def test_nothing_that_a_store_or_a_machine_holds_gets_into_a_card_unasked(tmp_pa
     hostile = [
         {"round": 0, "reward": "</td>"},
         {"round": 1, "reward": float("nan")},
-        {"round": 2, "reward": 0.5, "external_used": "x"},
+        {"round": 2, "reward": 0.9, "external_used": "x"},
+        {"round": 3, "reward": 0.5},
     ]
     events = [evaluation(0, 0.1), evaluation("1", 0.2), evaluation(1, "high"), {"event_type": "evaluation", "data": 3}]
     events[0]["data"]["held_out_by_task"] = {"`|<script>\n# title": 1.0}

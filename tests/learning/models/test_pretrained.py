@@ -13,10 +13,10 @@ from rl_swarm.learning import grpo
 from rl_swarm.learning.engine.forward import Passage, make_reader
 from rl_swarm.node.learner import make_learner
 from rl_swarm.rollout import Question
-from rl_swarm.runs import progress
 from rl_swarm.store.memory import MemoryStore
 from tests.support.learning import LAYOUT, make_worker, same, weights
 from tests.support.members import copy_journals
+from tests.support.rows import metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -33,7 +33,7 @@ def test_a_pretrained_model_goes_through_two_rounds(tmp_path: Path) -> None:
         peer.play(number)
         worker.play(number)
     copy_journals(worker)
-    rows = progress.metrics(store, LAYOUT, "smol")
+    rows = metrics(store, LAYOUT, "smol")
     shown = ("round", "reward", "external_used", "loss", "grad_norm", "length_mean", "truncated", "seconds")
     for row in rows:
         print({key: row[key] for key in shown})
