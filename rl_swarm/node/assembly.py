@@ -22,7 +22,7 @@ from rl_swarm.node.coordinator import Coordinator, CoordinatorSettings
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, WorkerSettings
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, launcher_of, watching_launcher
+from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.aside import Aside
 from rl_swarm.store.folder import FolderStore
@@ -65,6 +65,9 @@ class Node:
         with self._signals(), watching_launcher(self.launcher, self._orphaned):
             try:
                 return loop()
+            except Stopped:
+                self.journal.say("stopped before the first round")
+                return "stopped"
             except BaseException as failure:
                 self.journal.error(failure)
                 raise
@@ -110,12 +113,14 @@ class Node:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGTERM or Ctrl-C asks the loop to stop at the next step; a second one ends it at once."""
+        """The first SIGTERM or Ctrl-C asks the loop to stop at the next step, a second one ends it at once; so does the first while
+        a node starts."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self.stop.requested:
                 raise KeyboardInterrupt
             self._ask_to_stop()
+            self.stop.obey()
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
