@@ -4,7 +4,7 @@ It resumes from the newest round in the store, catches up if workers went ahead,
 do no harm: every round number is written once, and the one with the lower epoch stands down.
 
 Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads. A
-worker that has submitted nothing yet is waited for in its first two rounds, and then again once it has.
+worker that has submitted nothing yet is waited for in its first two whole rounds, and then again once it has.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
 MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
 MOST_DOUBLED = 8  # times that the pause doubles between two looks at a registration that is none
-FIRST_ROUNDS = 2  # that a worker may miss which has submitted nothing yet
+FIRST_ROUNDS = 2  # whole rounds that a worker may miss which has submitted nothing yet
 LOOKED_BACK = 8  # rounds in which such a worker's first reward is looked for: it may be slower than the others
 MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
 MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
