@@ -445,7 +445,7 @@ def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flag
 
     loaded = load(os.environ, flags)
     require(loaded, "store")
-    run(loaded.store_url, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), Console())
+    run(loaded, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), Console())
 
 
 def _load(flags: dict[str, str | None]) -> Config:

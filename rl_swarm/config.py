@@ -88,6 +88,17 @@ def expanded(value: str, variable: str) -> Path:
     return Path(read(variable, path, value)).expanduser()
 
 
+def model_folder(name: str) -> Path:
+    """The folder that a MODEL_NAME would be; raise ConfigError where it is there and looks like a name on the hub, ORG/NAME."""
+    folder = expanded(name, "MODEL_NAME")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name, re.ASCII) and folder.is_dir():
+        raise ConfigError(
+            f"MODEL_NAME may be a name on the hub, and a folder of that name lies here, got {name!r}: write ./{name} for the "
+            "folder, or start elsewhere"
+        )
+    return folder
+
+
 def boolean(value: str) -> bool:
     word = value.strip().lower()
     if word in {"true", "1", "yes", "on"}:

@@ -20,7 +20,7 @@ from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, WorkerSettings
 from rl_swarm.processes.signals import on_signals
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, launcher_of, watching_launcher
+from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.aside import Aside
 from rl_swarm.store.folder import FolderStore
@@ -63,6 +63,9 @@ class Node:
         with on_signals(self._asked), watching_launcher(self.launcher, self._orphaned):
             try:
                 return loop()
+            except Stopped:
+                self.journal.say("stopped before the first round")
+                return "stopped"
             except BaseException as failure:
                 self.journal.error(failure)
                 raise
@@ -107,10 +110,12 @@ class Node:
             self._ask_to_stop()
 
     def _asked(self, number: int) -> None:
-        """The first SIGTERM or Ctrl-C asks the loop to stop at the next step; a second one ends it at once."""
+        """The first SIGTERM or Ctrl-C asks the loop to stop at the next step, a second one ends it at once; so does the first while
+        a node starts."""
         if self.stop.requested:
             raise KeyboardInterrupt
         self._ask_to_stop()
+        self.stop.obey()
 
 
 def load_config(

@@ -3,11 +3,13 @@
 It resumes from the newest round in the store, catches up if workers went ahead, and never rewinds. Two coordinators
 do no harm: every round number is written once, and the one with the lower epoch stands down.
 
-Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads.
+Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads. A
+worker that has submitted nothing yet is waited for in its first two whole rounds, and then again once it has.
 """
 
 import contextlib
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 
 from rl_swarm.clock import Pauses
@@ -23,6 +25,8 @@ POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
 MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
 MOST_DOUBLED = 8  # times that the pause doubles between two looks at a registration that is none
+FIRST_ROUNDS = 2  # whole rounds that a worker may miss which has submitted nothing yet
+LOOKED_BACK = 8  # rounds in which such a worker's first reward is looked for: it may be slower than the others
 MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
 MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
 
@@ -54,6 +58,8 @@ class Coordinator:
         self._others: set[str] = set()  # registered, but no workers
         self._unreadable: dict[str, tuple[int, float]] = {}  # name → how often its registration was none, and when to look again
         self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were seen
+        self._proven: set[str] = set()  # workers that have submitted since this process began
+        self._missed: Counter[str] = Counter()  # how many whole rounds were kept open in vain for each of the others
         self._passed = 0
         self._jitter = generator("poll", settings.node_id)
         self._next_roll_call = 0.0
@@ -142,7 +148,7 @@ class Coordinator:
 
     def _keep_open(self, number: int) -> int:
         """Wait until the round may close; return it, or a higher round that workers have reached."""
-        opened = self.clock.monotonic()
+        opened, there = self.clock.monotonic(), set(self.workers)
         first_submission: float | None = None
         next_look = opened + self.settings.round_interval
         pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
@@ -161,6 +167,7 @@ class Coordinator:
             except StoreAway as away:
                 waiting_for = f"the store: {away}"
             if not waiting_for:
+                self._note_missing((self.liveness.live() & there) - done)
                 return number
             self._state(f"waiting for {waiting_for}"[:200], number)
             pauses.pause()
@@ -174,16 +181,19 @@ class Coordinator:
         missing = (self.liveness.live() & self.workers) - done
         if since_first is None:
             return f"{len(missing)} workers" if missing else "workers: none is live, start one"
+        missing -= self._idle()
         if not missing or since_first >= interval:
             return ""
         names = ", ".join(sorted(missing)[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         return f"{names} ({len(done)} submitted)"
 
     def _take_signs(self, done: set[str], number: int) -> None:
+        self._proven |= done
         for node_id in done:
             self.liveness.sign(node_id, "reward", number)
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
+            self._look_back(number)
         for node_id in self._some((self.liveness.silent() & self.workers) - done):
             sequence = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
             if sequence is not None:
@@ -194,6 +204,24 @@ class Coordinator:
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
         for node_id in self._some(set(filter(self._may_look, registered(self.store, self.layout) - self.workers - self._others))):
             self._is_worker(node_id)
+
+    def _idle(self) -> set[str]:
+        """Workers that are not waited for any more because they have submitted nothing."""
+        return {node_id for node_id, count in self._missed.items() if count >= FIRST_ROUNDS} - self._proven
+
+    def _note_missing(self, missing: set[str]) -> None:
+        new = missing - self._proven - self._idle()
+        self._missed.update(new)
+        if new:
+            self._next_roll_call = 0.0  # they may have submitted for an earlier round
+
+    def _look_back(self, number: int) -> None:
+        """Find late rewards of idle workers."""
+        idle = self._idle()
+        for earlier in range(max(0, number - LOOKED_BACK), number if idle else 0):
+            for node_id in self._some(submitted(self.store, self.layout, earlier) & idle):
+                if read_reward(self.store, self.layout, earlier, node_id, self.signatures):
+                    self._proven.add(node_id)
 
     def _may_look(self, node_id: str) -> bool:
         return node_id not in self._unreadable or self.clock.monotonic() >= self._unreadable[node_id][1]

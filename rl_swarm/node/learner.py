@@ -72,7 +72,8 @@ def make_learner(config: Config, node_id: str) -> LoadedLearner:
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
-    learner = make_learner(node.config, node.local.node_id)
+    with node.stop.at_once():  # a model may take minutes to load, and so may the held-out questions of tasks that a stranger chose
+        learner = make_learner(node.config, node.local.node_id)
     node.local.remember_model(learner.policy.name)
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
     worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))

@@ -1,7 +1,8 @@
 """How long a node may take to stop: one budget, known to the node that stops and to the launcher that waits for it.
 
-A stop is obeyed between two steps of a round. The phases that follow come one after the other, and each ends at its limit. Two
-limits are allowances only, since neither a step of training nor a file that is being written can be left half-way.
+A stop is obeyed between two steps of a round, and at once while a node starts. The phases that follow come one after the other, and
+each ends at its limit. Two limits are allowances only, since neither a step of training nor a file that is being written can be
+left half-way.
 """
 
 import os
@@ -21,11 +22,32 @@ NODE_SECONDS = STEP_SECONDS + SAVE_SECONDS + PUSH_SECONDS + PUSH_KILL_SECONDS + 
 LAUNCHER_SECONDS = NODE_SECONDS + SPARE_SECONDS  # a node that has not ended by then hangs
 
 
+class Stopped(BaseException):
+    """A stop was asked for while nothing could be lost by leaving at once."""
+
+
 class Stop:
     """Asked for by a signal, obeyed between the steps of a round."""
 
     def __init__(self) -> None:
         self.requested = False
+        self._at_once = False
+
+    def obey(self) -> None:
+        """Called by a signal's handler once a stop is asked for: raise Stopped within `at_once`."""
+        if self._at_once:
+            raise Stopped
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise Stopped where a stop was asked for before, or is asked for within: for work that takes long and keeps nothing."""
+        self._at_once = True
+        try:
+            if self.requested:
+                raise Stopped
+            yield
+        finally:
+            self._at_once = False
 
 
 LAUNCHER = "RL_SWARM_LAUNCHER"  # the variable with which a launcher tells its nodes its own process id

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rl_swarm.config import SETTINGS, load
+from rl_swarm.config import SETTINGS, Config, load
 from rl_swarm.errors import ConfigError
+from rl_swarm.reproduce import elsewhere
 from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
-from rl_swarm.reproduce.elsewhere import read_experiments, signatures_of
 from rl_swarm.reproduce.measures import curves
 from rl_swarm.reproduce.plan import (
     ABLATIONS,
@@ -182,12 +182,13 @@ def show(analysis: Analysis, page: Path, console: Console) -> None:
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)
 
 
-def analyze(store_url: str, names: list[str], best: str | None, output: Path, command: str, console: Console) -> None:
+def analyze(config: Config, names: list[str], best: str | None, output: Path, command: str, console: Console) -> None:
     """Report on experiments that were run elsewhere, each one a run of the split that its nodes asked for."""
-    store = open_store(store_url, writable=False)
-    results = read_experiments(store, names)
+    store = open_store(config.store_url, writable=False)
+    results = elsewhere.read_experiments(store, names, config.founder)
     for name in names:
-        console.print(f"{name}: {signatures_of(store, name)}", highlight=False, soft_wrap=True, markup=False)
+        for line in elsewhere.about(store, name, config.founder):
+            console.print(f"{name}: {line}", highlight=False, soft_wrap=True, markup=False)
     shares = [result.cell.arm for result in results if result.cell.arm.split.external]
     found = analyse(results, best or (max(shares, key=lambda arm: arm.split.own).name if shares else results[0].cell.arm.name))
     common = dict(set.intersection(*(set(result.cell.settings.items()) for result in results)))

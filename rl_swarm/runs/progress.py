@@ -39,27 +39,36 @@ def newest_segment(store: Store, key: str, below: int) -> int:
     return max((number for number in numbers if number < below), default=0)
 
 
-def segment_lines(store: Store, keys: Sequence[str]) -> list[str]:
+def segment_lines(store: Store, keys: Sequence[str], most_bytes: int | None = None) -> list[str]:
     """The lines of these segments in order. Of very many, or very long ones, the newest: anybody may have put them there."""
-    left, found = JOURNAL_BYTES, list[list[str]]()
+    left, found = most_bytes or JOURNAL_BYTES, list[list[str]]()
     for key in reversed(keys):
         if left < SEGMENT_BYTES:
             break
         data = _read(store, key, left)
         left -= max(len(data), SEGMENT_BYTES)
-        found.append(data.decode("utf-8", "replace").splitlines())
+        found.append(_text_of(data))
     return [line for part in reversed(found) for line in part]
 
 
-def lines(store: Store, key: str) -> list[str]:
-    """Every line of a journal, once, in order; a line that was written twice is there twice.
+def lines(store: Store, key: str, most_bytes: int | None = None) -> list[str]:
+    """Every line of a journal, once, in order; a line that was written twice is there twice. With `most_bytes` the newest lines.
 
     The documented file may be a copy of the segments, may have been appended to after they were merged, or may have grown in place
     before the folder was used through a mount.
     """
-    in_file = _read(store, key, JOURNAL_BYTES).decode("utf-8", "replace").splitlines()
-    in_segments = segment_lines(store, segment_keys(store, key))
+    in_file = _newest_lines(store, key, most_bytes) if most_bytes else _text_of(_read(store, key, JOURNAL_BYTES))
+    in_segments = segment_lines(store, segment_keys(store, key), most_bytes)
     return in_file + in_segments[_shared(in_file, in_segments) :]
+
+
+def _newest_lines(store: Store, key: str, most_bytes: int) -> list[str]:
+    tail = _read(store, key, most_bytes, offset=-most_bytes)
+    return _text_of(tail)[len(tail) >= most_bytes :]  # the first line may be half a line
+
+
+def _text_of(data: bytes) -> list[str]:
+    return data.decode("utf-8", "replace").splitlines()
 
 
 def _shared(text: Sequence[str], part: Sequence[str]) -> int:
@@ -86,9 +95,9 @@ def _shared(text: Sequence[str], part: Sequence[str]) -> int:
     return matched
 
 
-def _read(store: Store, key: str, limit: int) -> bytes:
+def _read(store: Store, key: str, limit: int, offset: int = 0) -> bytes:
     try:
-        return store.get(key, limit=limit)[:limit]
+        return store.get(key, limit=limit, offset=offset)[:limit]
     except NotFound:
         return b""
 
@@ -109,11 +118,7 @@ def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
 def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
     """The newest rows of a journal, without reading all of it."""
     for part in [*segment_keys(store, key)[: -MOST_TAILS - 1 : -1], key]:
-        try:
-            tail = store.get(part, limit=TAIL_BYTES, offset=-TAIL_BYTES)
-        except NotFound:
-            continue
-        found = rows(tail.decode("utf-8", "replace").splitlines()[len(tail) >= TAIL_BYTES :])  # the first line may be half a line
+        found = rows(_newest_lines(store, part, TAIL_BYTES))
         if found:
             return found
     return []

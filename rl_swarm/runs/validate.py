@@ -1,7 +1,8 @@
 """Check that a run is whole and true: rounds, rewards, rollouts, who learnt from whom, logs.
 
 Only registered nodes count; anything else in the folder is a warning. What a node did is taken from its own metrics and compared
-with what lies in the store. Nothing is changed.
+with what lies in the store. Nothing is changed. Anybody may have written any of it: how much is read has limits, and what lies
+beyond them is said.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl_swarm.errors import BadDocument, ConfigError, NotFound
-from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
+from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import METRICS
+from rl_swarm.runs.following import EVENTS, METRICS
 from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
@@ -19,10 +20,24 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
+from rl_swarm.text import one_line
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
 MOST_DIGITS = 6  # of the number of a round
+MOST_ROWS, MOST_ROWS_OF_ALL = 10_000, 200_000  # of metrics, of one worker and of all: the newest
+JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL = 16 << 20, 1 << 30  # of one journal, and of one journal of every node: the newest
+ROLLOUT_BYTES = 2 << 30  # of all files of rollouts together
+LOOK_BYTES = 4 << 10  # what a look at a node's rollouts of a round counts for at least
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What is checked of a node's rollouts of one round: they are not kept."""
+
+    count: int
+    sizes: frozenset[int]  # of groups
+    used: frozenset[str]  # ids that somebody says to have used
 
 
 @dataclass(frozen=True)
@@ -64,10 +79,15 @@ class _Run:
         self.workers = [node for node, role in roles.items() if role == "worker"]
         self.coordinated = "coordinator" in roles.values()
         self.foreign: dict[str, int] = {}  # worker → rows that no node writes
+        self.too_many: list[str] = []  # workers of which only the newest rows are looked at
+        self.most_rows = min(MOST_ROWS, MOST_ROWS_OF_ALL // max(1, len(self.workers)))
+        self.journal_bytes = min(JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL // max(1, len(self.nodes)))
         self.metrics = {node: self._read_metrics(node) for node in self.workers}
         done = [row.round for rows in self.metrics.values() for row in rows]
         self.rounds = expected.rounds or max(done, default=-1) + 1
-        self._bundles: dict[tuple[str, int], dict[str, Rollout] | str] = {}
+        self._used = {name for rows in self.metrics.values() for row in rows for name in row.external_ids}
+        self._looks: dict[tuple[str, int], _Published | str] = {}
+        self._bytes_left, self._unread = ROLLOUT_BYTES, 0
 
     def findings(self) -> list[Finding]:
         checks = (
@@ -77,6 +97,7 @@ class _Run:
             self._check_signatures,
             self._check_rollouts,
             self._check_sharing,
+            self._check_limits,
             self._check_logs,
             self._check_strangers,
         )
@@ -150,13 +171,15 @@ class _Run:
         for node, row in self._rows():
             found = self._rollouts(node, row.round)
             where = f"{node} round {row.round}"
+            if found is None:
+                continue
             if isinstance(found, str):
                 wrong.append(f"{where}: {found}")
                 continue
-            count += len(found)
-            sizes = {len(rollout.completions) for rollout in found.values()}
-            if row.own_wanted not in (0, len(found)) or sizes - ({row.group_size} if row.group_size else sizes):
-                wrong.append(f"{where}: {len(found)} rollouts of {row.own_wanted}, groups of {sorted(sizes)}")
+            count += found.count
+            others = found.sizes - {row.group_size} if row.group_size else ()
+            if row.own_wanted not in (0, found.count) or others:
+                wrong.append(f"{where}: {found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}")
         yield Finding("rollouts", "failed" if wrong else "ok", _some(wrong) if wrong else f"all {count} readable and complete")
 
     def _check_sharing(self) -> Iterator[Finding]:
@@ -185,14 +208,22 @@ class _Run:
             "sharing", "failed" if wrong else "ok", _some(wrong) if wrong else f"{total} uses, each found in a peer's file"
         )
 
+    def _check_limits(self) -> Iterator[Finding]:
+        """What was too much to be looked at."""
+        if self.too_many:
+            yield Finding("limits", "warning", f"only the newest {self.most_rows} rounds were looked at of {_some(self.too_many)}")
+        if self._unread:
+            most = f"{ROLLOUT_BYTES / 1e9:.1f} GB of rollouts"
+            yield Finding("limits", "warning", f"after {most} the rest was not looked at: {self._unread} rounds of nodes")
+
     def _check_logs(self) -> Iterator[Finding]:
         wrong = []
         for node in self.nodes:
-            errors = [row for row in progress.events(self.store, self.layout, node) if row.get("event_type") == "error"]
+            errors = [row for row in progress.rows(self._lines(node, EVENTS)) if row.get("event_type") == "error"]
             wrong += [f"{node}: {_message(row.get('data'))}" for row in errors]
             for name in ("stdout.log", "stderr.log"):
-                lines = progress.lines(self.store, self.layout.log(node, name))
-                wrong += [f"{node}: {line.strip()}" for line in lines if any(sign in line for sign in SIGNS_OF_ERROR)]
+                signs = (line for line in self._lines(node, name) if any(sign in line for sign in SIGNS_OF_ERROR))
+                wrong += [f"{node}: {one_line(line)}" for line in signs]
         yield Finding("logs", "failed" if wrong else "ok", _some(wrong) if wrong else "no errors")
         for node, count in self.foreign.items():
             yield Finding("logs", "warning", f"{count} rows of {node}'s metrics are none that a node writes, and were left out")
@@ -213,11 +244,17 @@ class _Run:
 
     def _read_metrics(self, node: str) -> list[Round]:
         """One row a round, in order: of several the last."""
-        said = progress.rows(progress.lines(self.store, self.layout.log(node, METRICS)))
+        said = progress.rows(self._lines(node, METRICS))
         found = valid(said, Round)
         if len(found) < len(said):
             self.foreign[node] = len(said) - len(found)
-        return list(by_round(found).values())
+        rows = list(by_round(found).values())
+        if len(rows) > self.most_rows:
+            self.too_many.append(node)
+        return rows[-self.most_rows :]
+
+    def _lines(self, node: str, name: str) -> list[str]:
+        return progress.lines(self.store, self.layout.log(node, name), self.journal_bytes)
 
     def _offered(self, node: str) -> int:
         """Informative rollouts that peers had published before the node's last round began."""
@@ -228,28 +265,36 @@ class _Run:
         peer, _, rest = rollout_id.partition("/")
         number = rest.partition("/")[0]
         known = peer != node and peer in self.nodes and number.isdecimal() and len(number) <= MOST_DIGITS
-        found = self._rollouts(peer, int(number)) if known else {}
-        return not isinstance(found, str) and rollout_id in found
+        found = self._rollouts(peer, int(number)) if known else ""
+        return found is None or (not isinstance(found, str) and rollout_id in found.used)
 
-    def _rollouts(self, node: str, number: int) -> dict[str, Rollout] | str:
-        """What a node published in a round by id, or what is wrong with it."""
-        if (node, number) not in self._bundles:
-            folder = self.layout.rollouts_of(number)
-            names = [name for name in self.store.list(folder) if node_of_file(name) == node]
-            self._bundles[node, number] = self._read(folder, names)
-        return self._bundles[node, number]
+    def _rollouts(self, node: str, number: int) -> _Published | str | None:
+        """What a node published in a round, or what is wrong with it; None if too much was read before."""
+        if (node, number) not in self._looks:
+            found = self._look(node, number) if self._bytes_left > 0 else None
+            if found is None:
+                self._unread += 1
+                return None
+            self._looks[node, number] = found
+        return self._looks[node, number]
 
-    def _read(self, folder: str, names: list[str]) -> dict[str, Rollout] | str:
+    def _look(self, node: str, number: int) -> _Published | str | None:
+        folder = self.layout.rollouts_of(number)
+        names = [name for name in self.store.list(folder) if node_of_file(name) == node]
+        self._bytes_left -= LOOK_BYTES
         if not names:
             return "no rollout file"
-        found = {}
+        sizes: dict[str, int] = {}
         for name in names:
+            if self._bytes_left <= 0:
+                return None
             try:
-                bundle = decode(self.store.get(f"{folder}/{name}", limit=BUNDLE_BYTES))
+                data = self.store.get(f"{folder}/{name}", limit=BUNDLE_BYTES)
+                self._bytes_left -= max(len(data), LOOK_BYTES)
+                sizes.update({rollout.id: len(rollout.completions) for rollout in decode(data).rollouts})
             except (NotFound, BadDocument) as error:
                 return f"{name} cannot be read ({error})"
-            found.update({rollout.id: rollout for rollout in bundle.rollouts})
-        return found
+        return _Published(len(sizes), frozenset(sizes.values()), frozenset(sizes.keys() & self._used))
 
 
 def passed(findings: list[Finding]) -> bool:
@@ -262,9 +307,9 @@ def results(experiment: str, findings: list[Finding]) -> dict[str, Any]:
 
 
 def _message(data: Any) -> str:
-    return str(data.get("message", "error")) if isinstance(data, dict) else "error"
+    return one_line(str(data.get("message", "error"))) if isinstance(data, dict) else "error"
 
 
 def _some(items: list[Any]) -> str:
-    shown = ", ".join(map(str, items[:MOST_SHOWN]))
+    shown = ", ".join(one_line(str(item)) for item in items[:MOST_SHOWN])
     return shown + (f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else "")

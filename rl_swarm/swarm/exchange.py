@@ -6,7 +6,8 @@ J, not the number of peers or of files: peers take turns, each within its quota.
 skipped; one that is not all there yet is looked at again; a peer that keeps sending bad files is muted. Text that was trained on
 once is not taken again, whoever sends it. Whether a rollout is true is the business of `verify`, which is an argument; it is told
 how many seconds are left, and refuses what takes longer. All checking of a round takes no longer than the node's own generation,
-or a short while; what is left unchecked then waits for the next round, and is nobody's fault.
+or a short while; what is left unchecked then waits for the next round, and is nobody's fault. What is good and not used yet is
+kept, within a limit of bytes.
 
 Every file's place in that order is drawn for itself, so that one which turns up later seldom moves another: what is read ahead
 while the node generates is then mostly what `gather` wants, and reading ahead changes nothing but the moment of a read.
@@ -14,6 +15,7 @@ while the node generates is then mostly what `gather` wants, and reading ahead c
 
 import contextlib
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ from rl_swarm.swarm.choice import eligible
 from rl_swarm.swarm.layout import Layout, node_of_file, slot_of_file
 from rl_swarm.swarm.peers import NodeName
 from rl_swarm.swarm.publisher import Publisher
-from rl_swarm.swarm.quota import CHECKING_SHARE, FILES, Allowance, Budget
+from rl_swarm.swarm.quota import CHECKING_SHARE, FILES, POOL_BYTES, Allowance, Budget
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_PEERS, Standing, Standings
@@ -349,6 +351,7 @@ class Exchange:
             self._read[file.key] = file.round
             if verified:
                 self.standings.good(bundle.node_id)
+        self._shrink_pool()
 
     def _admit(self, rollout: Rollout, allowance: Allowance, budget: Budget, reserve: float) -> bool:
         """Verify one rollout and keep it if it is of use; False if there was nothing new to verify."""
@@ -368,6 +371,20 @@ class Exchange:
         else:
             self.counters["uninformative"] += 1
         return True
+
+    def _shrink_pool(self) -> None:
+        """Keep the pool's text within its limit: of the peer that has most the oldest goes, so that nobody displaces others'."""
+        sizes = {name: _text_bytes(rollout) for name, rollout in self._pool.items()}
+        excess = sum(sizes.values()) - POOL_BYTES
+        while excess > 0:
+            of_peer: Counter[str] = Counter()
+            for name, size in sizes.items():
+                of_peer[self._pool[name].node_id] += size
+            [(peer, _)] = of_peer.most_common(1)
+            oldest = min((name for name in sizes if self._pool[name].node_id == peer), key=lambda name: self._pool[name].round)
+            excess -= sizes.pop(oldest)
+            del self._pool[oldest]
+            self.counters["pool_dropped"] += 1
 
     def _verify(self, rollout: Rollout, allowance: Allowance, budget: Budget, seconds: float) -> Rollout:
         """Have a rollout checked; raise NoTimeLeft where it ended for want of `seconds`, which are no quota of its peer."""
@@ -410,6 +427,11 @@ class Exchange:
             self._read, self._pool, self._pool_texts, self._begun = {}, {}, {}, {}
         self._taken = Counter((rollout.node_id, rollout.round) for rollout in self._pool.values())
         self._taken.update((rollout_id.partition("/")[0], number) for rollout_id, number in self.used.items())
+
+
+def _text_bytes(rollout: Rollout) -> int:
+    """What its texts take in memory: up to four times what they take in a file."""
+    return sum(sys.getsizeof(done.text) for done in rollout.completions)
 
 
 def _since(oldest: int, rounds: dict[str, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import Config, expanded, load, shared_settings, shared_variables
+from rl_swarm.config import Config, load, model_folder, shared_settings, shared_variables
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
 from rl_swarm.identity import Identity, allowed_keys, can_check
@@ -182,7 +182,7 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
 
 def public_model(name: str) -> str:
     """The name of a model as others may know it: of a folder only the last part, marked as a folder."""
-    folder = expanded(name, "MODEL_NAME")
+    folder = model_folder(name)
     return f"./{folder.name}" if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) else name
 
 

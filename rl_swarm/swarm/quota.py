@@ -5,6 +5,7 @@ from dataclasses import dataclass
 FILES = 32
 UNREADY = 4  # files that were not there or not whole: each costs the store's retries
 BYTES = 16 << 20
+POOL_BYTES = 64 << 20  # of text that is kept for later rounds, all peers together
 ROLLOUTS = 128
 CHECKING_SECONDS = 10.0  # kept inside a rollout, too: one that takes longer than what is left is given up
 CHECKING_SHARE = 1 / 15  # of the time for fetching that checking may take, all peers together, however quick the node itself is

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rl_swarm import __version__
-from rl_swarm.config import Config, expanded
+from rl_swarm.config import Config, model_folder
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import data_of
@@ -104,7 +104,7 @@ def _evaluations(events: Sequence[dict[str, Any]], number: int) -> tuple[Evaluat
 
 def _base(name: str) -> tuple[str, bool]:
     """How the base model is called in public, and whether the hub knows it by that name: of a folder only the last part is told."""
-    path = expanded(name, "MODEL_NAME")
+    path = model_folder(name)
     if name == "nano":
         return name, False
     if path.is_dir() or path.is_absolute() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name, re.ASCII):

@@ -105,7 +105,10 @@ def test_a_heartbeat_keeps_a_slow_worker_live(tmp_path: Path) -> None:
     pulse = Pulse(store, LAYOUT, "slow", clock)
 
     def script() -> None:
-        submit(store, newest(store).round, "a")
+        number = newest(store).round
+        submit(store, number, "a")
+        if number:
+            submit(store, number - 1, "slow")  # always too late
         if int(clock.elapsed) % 30 == 0:
             pulse.beat("training", 0)
 
@@ -113,6 +116,54 @@ def test_a_heartbeat_keeps_a_slow_worker_live(tmp_path: Path) -> None:
     make(store, clock, tmp_path, max_rounds=10).run()
     assert clock.elapsed > 9 * 55
     assert newest(store).live == ["a", "slow"]
+
+
+def test_a_worker_that_only_beats_is_waited_for_in_its_first_two_rounds(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a", "sleeper")
+    clock = Scripted()
+    pulse = Pulse(store, LAYOUT, "sleeper", clock)
+    opened: dict[int, float] = {}
+
+    def script() -> None:
+        number = newest(store).round
+        opened.setdefault(number, clock.elapsed)
+        if clock.elapsed - opened[number] >= 10:
+            submit(store, number, "a", *["late"] * (number >= 12))
+        if number >= 10:
+            join(store, "late")
+        if int(clock.elapsed) % 10 == 0:
+            pulse.beat("training", 0)
+
+    clock.script = script
+    make(store, clock, tmp_path, max_rounds=20).run()
+    lasted = [opened[number + 1] - opened[number] for number in range(19)]
+    assert [number for number, seconds in enumerate(lasted) if seconds > 30] == [0, 1, 10, 11]
+    assert "sleeper" in newest(store).live, "it is there, and may still submit"
+
+
+def test_a_worker_that_was_given_up_is_waited_for_again_once_it_has_submitted(tmp_path: Path) -> None:
+    store = MemoryStore()
+    join(store, "a", "loads")
+    clock = Scripted()
+    pulse = Pulse(store, LAYOUT, "loads", clock)
+    opened: dict[int, float] = {}
+
+    def script() -> None:
+        number = newest(store).round
+        opened.setdefault(number, clock.elapsed)
+        if clock.elapsed - opened[number] >= 10:
+            submit(store, number, "a")
+        if clock.elapsed > 200:
+            submit(store, max(0, number - 4), "loads")  # a reward that comes four rounds late
+        if int(clock.elapsed) % 10 == 0:
+            pulse.beat("loading", 0)
+
+    clock.script = script
+    make(store, clock, tmp_path, max_rounds=20).run()
+    lasted = [opened[number + 1] - opened[number] for number in range(19)]
+    long = [number for number, seconds in enumerate(lasted) if seconds > 30]
+    assert long[:2] == [0, 1] and long[2] > 5 and long[2:] == list(range(long[2], 19))
 
 
 def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:

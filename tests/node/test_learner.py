@@ -140,6 +140,31 @@ def start_work(tmp_path: Path, name: str, **settings: Any) -> "subprocess.Popen[
         return subprocess.Popen([sys.executable, "-m", "rl_swarm.cli", "work"], env=environment, stdout=log, stderr=log)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_obeyed_while_held_out_questions_are_made(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\n"
+        "def question(seed, index):\n"
+        "    if seed:\n"  # the first look at a task is at question(0, 0)
+        f"        open({str(tmp_path / 'asked')!r}, 'w').close()\n"
+        "        time.sleep(15)\n"
+        "    return f'What is {seed} + {index}?', str(seed + index)\n"
+    )
+    process = start_work(tmp_path, "me", TASKS=tmp_path / "slow.py")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "asked").exists():
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "me" / "console").read_text()
+        time.sleep(0.1)
+    process.send_signal(number)
+    try:
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+    said = (tmp_path / "me" / "console").read_text()
+    assert "stopped before the first round" in said and "Traceback" not in said
+
+
 def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     """The last checkpoint, and the metrics without what depends on the machine and its moment."""
     (checkpoints,) = (tmp_path / name / "home").glob("trial-*/me/checkpoints")

@@ -18,7 +18,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import results
 from rl_swarm.reproduce.analysis import analyse, kept, sentences
 from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, show_pilot
-from rl_swarm.reproduce.elsewhere import read_experiments
+from rl_swarm.reproduce.elsewhere import about, read_experiments
 from rl_swarm.reproduce.measures import collapse, curves, measure, oscillation, rounds_for, rounds_to, smooth
 from rl_swarm.reproduce.plan import (
     ABLATIONS,
@@ -42,6 +42,7 @@ from rl_swarm.reproduce.split import Split, adapted, parse_split, parse_splits
 from rl_swarm.reproduce.statistics import least_p, permutation_p, verdict
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.peers import Registration, register
 from tests.support.rows import record
 from tests.support.sample_run import LAYOUT, SampleRun
 
@@ -416,6 +417,22 @@ def test_an_experiment_done_elsewhere_is_read_as_a_cell(tmp_path: Path) -> None:
     assert measure(found).external_used > 0
     with pytest.raises(ConfigError, match="no experiment"):
         read_experiments(run.store, ["nothing"])
+
+
+def test_a_name_that_somebody_registers_does_not_end_the_comparison(tmp_path: Path) -> None:
+    store, row = MemoryStore(), {"reward": 0.5, "own_wanted": 2, "external_wanted": 2}
+    SampleRun(store, tmp_path).play(4)
+    for name, numbers in {"x1": [77], "x2": [0], "x3": range(50, 3_000)}.items():
+        register(store, LAYOUT, Registration(name, "worker", 0.0, "nano", name, "1", "s"))
+        lines = [json.dumps(row | {"round": number}) for number in numbers]
+        store.put(LAYOUT.log(name, "metrics.jsonl"), "\n".join(lines).encode())
+    (found,) = read_experiments(store, [LAYOUT.experiment_name])
+    assert found.cell.arm.nodes == 3 and found.cell.rounds == 4
+    assert about(store, LAYOUT.experiment_name)[1:] == [
+        "left out: x1, with 0 of 4 rounds",
+        "left out: x2, with 1 of 4 rounds",
+        "left out: x3, with 0 of 4 rounds",
+    ]
 
 
 def test_runs_of_one_split_are_paired_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:

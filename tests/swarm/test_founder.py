@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 
 from rl_swarm.config import load
 from rl_swarm.document import seal, unseal
@@ -18,6 +19,7 @@ from rl_swarm.identity import Identity, load_identity
 from rl_swarm.learning import checkpoint
 from rl_swarm.node.assembly import Node, open_node
 from rl_swarm.node.local import experiment_folder
+from rl_swarm.reproduce.command import analyze
 from rl_swarm.runs import progress
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.memory import MemoryStore
@@ -291,6 +293,9 @@ def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signe
     assert found.status == "failed" and "somebody changed it" in found.detail
     with pytest.raises(ConfigError, match="somebody changed it"):
         open_run({"GDRIVE_PATH": store.url, "EXPERIMENT_NAME": LAYOUT.experiment_name, "SWARM_FOUNDER": founder or ""}, {})
+    config = load({"GDRIVE_PATH": store.url, "SWARM_FOUNDER": founder or ""})
+    with pytest.raises(ConfigError, match="somebody changed it"):
+        analyze(config, [LAYOUT.experiment_name], None, tmp_path / "analysis", "rl-swarm analyze", Console())
 
 
 @pytest.mark.parametrize("role", ["coordinator", "worker"])

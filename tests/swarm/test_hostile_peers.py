@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import sys
 import zipfile
 from collections import Counter
 from dataclasses import replace
@@ -181,6 +182,26 @@ def test_one_peer_has_no_more_places_in_a_round_than_it_could_have_made(tmp_path
     count = Counter((each.node_id, each.round) for each in again._pool.values())
     count.update((name.split("/")[0], number) for name, number in again.used.items())
     assert count["bulk", 0] <= places and count["bulk", 1] <= places, "also after a restart"
+
+
+def test_of_very_long_texts_no_more_is_kept_than_a_limit_and_short_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_swarm.swarm.exchange.POOL_BYTES", 4_000_000)
+    store = MemoryStore(clock=VirtualClock())
+    publish(store, "small", 0, count=2)
+    for number in range(2):
+        told = [rollout("fat", number, slot) for slot in range(8)]
+        pad = "\U0001f600" + f"{number}" + "x" * 99_000  # one such character makes every other take four bytes
+        fat = [replace(each, completions=tuple(replace(done, text=pad + done.text) for done in each.completions)) for each in told]
+        put(store, number, "fat", encode(Bundle("trial", "fat", number, tuple(fat))))
+    exchange = make(store, tmp_path)
+    exchange.verify = lambda checked, seconds: checked
+    for number in range(2):
+        exchange.gather(number, 0, 8, random.Random(number))
+    kept = Counter((each.node_id, each.round) for each in exchange._pool.values())
+    assert kept == {("small", 0): 2, ("fat", 1): 5} and exchange.counters["pool_dropped"] == 11
+    assert sum(sys.getsizeof(done.text) for each in exchange._pool.values() for done in each.completions) <= 4_000_000
 
 
 def test_rollouts_that_take_long_to_check_end_at_the_quota_and_count_against_their_peer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import expanded
+from rl_swarm.config import model_folder
 from rl_swarm.errors import ModelError
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
@@ -74,7 +74,7 @@ def resolve_nano_folder() -> Path:
 
 def locate(name: str, token: str | None = None) -> str:
     """The folder or hub id that a name stands for; raise ModelError if there is nothing to load there."""
-    folder = resolve_nano_folder() if name == "nano" else expanded(name, "MODEL_NAME")
+    folder = resolve_nano_folder() if name == "nano" else model_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"no config.json in {folder}: MODEL_NAME wants a folder that save_pretrained or rl-swarm export wrote")

@@ -16,11 +16,13 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from rl_swarm import config as configuration
-from rl_swarm.errors import ModelError
+from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.learning.models import choose_device, choose_dtype, choose_model, hardware, load, loading
+from rl_swarm.learning.models.loading import locate
 from rl_swarm.learning.policy import Policy
 from rl_swarm.node.learner import load_policy
 from rl_swarm.rollout import Question
+from rl_swarm.swarm.experiment import public_model
 from tests.support import tiny_models
 
 torch.set_num_threads(1)
@@ -83,6 +85,19 @@ def test_folders_that_hold_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "no config.json in" in refusal(tmp_path)
     for name in ("/no/such/folder", "./missing", "~/missing-model", "a/b/c", "file"):
         assert f"{name!r} is not a folder" in refusal(name)
+
+
+def test_a_folder_here_with_the_name_of_a_model_on_the_hub_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may have put it there, where the folder in which a node is started is shared."""
+    name = "Qwen/Qwen3-0.6B"
+    save(tmp_path / name, tiny_models.gpt2(300), tiny_models.plain_tokenizer())
+    monkeypatch.chdir(tmp_path)
+    for refuse in (locate, public_model):
+        with pytest.raises(ConfigError, match=f"lies here, got '{name}': write ./{name} for the folder, or start elsewhere"):
+            refuse(name)
+    assert locate(f"./{name}") == name and public_model(f"./{name}") == "./Qwen3-0.6B"
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(llama_folder: Path) -> None:
