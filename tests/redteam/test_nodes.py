@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 HUNG_SECONDS = 45.0  # for a node to see that a mount does not answer, and go on
 STOP_SECONDS = 60.0
-NOTICED_SECONDS = 60.0  # a busy node sends a heartbeat every 4 s here, and the fifth is the first that can know of a twin
+NOTICED_SECONDS = 60.0  # a busy node sends a heartbeat every 4 s here, and reports a twin that it has met four times
 
 
 # 14. Two of one name, a store that was replaced, a launcher that was killed
