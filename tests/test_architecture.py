@@ -1,6 +1,7 @@
 """The shape of the package: who may import whom, what stays free of torch, and how fast it starts."""
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -43,6 +44,18 @@ def test_torch_is_imported_by_what_computes_with_tensors(name: str) -> None:
     names = {alias.name for node in top_level if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in top_level if isinstance(node, ast.ImportFrom)}
     assert name.startswith(TORCH) or not any(each.split(".")[0] == "torch" for each in names)
+
+
+WALK = re.findall(r"`([\w/]+\.py)::([\w.]+)`", TOUR.read_text())
+
+
+@pytest.mark.parametrize(("file", "name"), WALK, ids=lambda part: part)
+def test_every_step_of_the_tour_is_where_it_says(file: str, name: str) -> None:
+    found: list[ast.stmt] = ast.parse((PACKAGE / file).read_text()).body
+    for part in name.split("."):
+        [step] = [node for node in found if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part]
+        found = step.body
+    assert len(WALK) > 20
 
 
 def test_keys_are_known_to_the_layout_alone() -> None:
