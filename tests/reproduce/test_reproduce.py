@@ -420,7 +420,7 @@ def test_an_experiment_done_elsewhere_is_read_as_a_cell(tmp_path: Path) -> None:
 
 
 def test_a_name_that_somebody_registers_does_not_end_the_comparison(tmp_path: Path) -> None:
-    store, row = MemoryStore(), {"reward": 0.5, "own_wanted": 2, "external_wanted": 2}
+    store, row = MemoryStore(), {"timestamp": 1.0, "reward": 0.5, "own_wanted": 2, "external_wanted": 2}
     SampleRun(store, tmp_path).play(4)
     for name, numbers in {"x1": [77], "x2": [0], "x3": range(50, 3_000)}.items():
         register(store, LAYOUT, Registration(name, "worker", 0.0, "nano", name, "1", "s"))

@@ -41,7 +41,7 @@ def test_of_a_whole_run_nothing_is_beyond_the_limits(store: MemoryStore) -> None
 
 def test_of_very_many_rows_the_newest_are_looked_at_and_that_is_said(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "MOST_ROWS", 50)
-    replace_journal(store, METRICS, "".join(f'{{"round":{number},"reward":0.5}}\n' for number in range(5_000)))
+    replace_journal(store, METRICS, "".join(f'{{"timestamp":1,"round":{number},"reward":0.5}}\n' for number in range(5_000)))
     before = store.counts["get"]
     found = validate(store, LAYOUT, Expected())
     assert details(found, "limits") == ["only the newest 50 rounds were looked at of w1"]
@@ -56,7 +56,7 @@ def test_workers_share_the_rows_that_are_looked_at(store: MemoryStore, monkeypat
 
 def test_of_a_long_journal_the_newest_bytes_are_read(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "JOURNAL_BYTES", 10_000)
-    rows = [f'{{"round":{number},"reward":0.5}}\n' for number in range(3_000)]
+    rows = [f'{{"timestamp":1,"round":{number},"reward":0.5}}\n' for number in range(3_000)]
     replace_journal(store, METRICS, "".join(rows))
     found = validate(store, LAYOUT, Expected())
     assert "w1 did " in " ".join(details(found, "rounds")) and "of 3000 rounds" in " ".join(details(found, "rounds"))
@@ -70,7 +70,7 @@ def test_bundles_are_not_kept(store: MemoryStore) -> None:
     rollout = decode(data).rollouts[0]
     group = tuple(replace(rollout.completions[0], text="") for _ in range(256))
     large = encode(replace(decode(data), rollouts=tuple(replace(rollout, slot=slot, completions=group) for slot in range(30))))
-    replace_journal(store, METRICS, "".join(f'{{"round":{number},"reward":0.5}}\n' for number in range(rounds)))
+    replace_journal(store, METRICS, "".join(f'{{"timestamp":1,"round":{number},"reward":0.5}}\n' for number in range(rounds)))
     for number in range(rounds):
         store.rewrite(LAYOUT.bundle(number, "w1"), large)
     tracemalloc.start()
