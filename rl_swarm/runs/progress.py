@@ -33,12 +33,6 @@ def segment_keys(store: Store, key: str) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: sequence_of_file(name) or 0)]
 
 
-def newest_segment(store: Store, key: str, below: int) -> int:
-    """The highest number under which a segment is there, of those below a limit; 0 if there is none."""
-    numbers = (sequence_of_file(part.rpartition("/")[2]) or 0 for part in segment_keys(store, key))
-    return max((number for number in numbers if number < below), default=0)
-
-
 def segment_lines(store: Store, keys: Sequence[str], most_bytes: int | None = None) -> list[str]:
     """The lines of these segments in order. Of very many, or very long ones, the newest: anybody may have put them there."""
     left, found = most_bytes or JOURNAL_BYTES, list[list[str]]()
