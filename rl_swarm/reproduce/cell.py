@@ -122,7 +122,7 @@ def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path) -> _M
 
 
 def _open_node(environment: dict[str, str], node_id: str, store: MemoryStore, folder: Path) -> tuple[Node, _Remembering]:
-    """As `node.open_node` does it, without signals and threads."""
+    """As `open_node` in node/assembly.py does it, without signals and threads."""
     clock = SystemClock()
     config = _config(environment | {"NODE_ID": node_id, "RL_SWARM_HOME": str(folder)})
     experiment = experiments.publish(store, LAYOUT, config, tasks_version(), clock)

@@ -1,7 +1,7 @@
 """Announced rounds and submitted rewards: what the swarm agrees on, round by round.
 
 `state/round_N.json` is written once and is the truth; `current_state.json` is for people, and at most a hint. The next round is
-probed by name, since listings lag and grow. Nothing here waits or decides: see worker.py and coordinator.py.
+probed by name, since listings lag and grow. Nothing here waits or decides: see pace.py and node/coordinator.py.
 
 Anybody can make files and folders, by the thousand. So a round counts as announced, or as reached, only by a valid document below
 the last round, and of very many numbers only some are looked at.
