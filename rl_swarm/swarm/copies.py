@@ -17,7 +17,8 @@ from rl_swarm.errors import Refused
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 
-SEGMENT_SECONDS = 30.0
+GROWING_SECONDS = 1.0  # between two copies to a file that grows in place
+SEGMENT_SECONDS = 30.0  # between two segments
 CHUNK_BYTES = 4 << 20  # copied at a time
 MERGED_BYTES = 64 << 20  # of a longer journal only the segments are in the store
 TRIES = 3  # numbers that are tried for a segment
@@ -36,10 +37,9 @@ class Copies:
         self._sequence = 0
 
     def bring(self, all_of_it: bool = False) -> None:
-        """Copy what is new; raise StoreAway if the store is. Into segments only now and then, unless `all_of_it` is wanted."""
-        if not (self._store.appendable or all_of_it or self._clock.monotonic() >= self._due):
+        """Copy new lines if a copy is due, or in any case with `all_of_it`. Raise StoreAway if the store does not answer."""
+        if not all_of_it and self._clock.monotonic() < self._due:
             return
-        self._due = self._clock.monotonic() + SEGMENT_SECONDS
         for key in self._keys:
             while key not in self._refused and (data := self._new_lines(key)):
                 try:
@@ -47,6 +47,7 @@ class Copies:
                 except Refused as error:
                     self._refused.add(key)
                     self._tell(f"{error}; until the next start this journal is on the node's own disk only, in {self._root / key}")
+        self._due = self._clock.monotonic() + (GROWING_SECONDS if self._store.appendable else SEGMENT_SECONDS)
 
     def merge(self, until: float) -> None:
         """Put whole journals under their documented names, for people; nothing is begun after `until`."""

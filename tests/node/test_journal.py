@@ -15,7 +15,7 @@ from rl_swarm.runs import progress
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.copies import SEGMENT_SECONDS, TRIES, Copies
+from rl_swarm.swarm.copies import GROWING_SECONDS, SEGMENT_SECONDS, TRIES, Copies
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
@@ -35,6 +35,7 @@ class Copied(Journal):
         self.copies = Copies(folder / "record", LAYOUT.journals("me"), store, folder / "copied", clock, tell)
 
     def bring(self) -> None:
+        self.clock.sleep(GROWING_SECONDS)
         self.copies.bring()
 
     def flush(self) -> None:
@@ -96,6 +97,18 @@ def test_a_disk_journal_grows_in_place_and_survives_half_a_line(tmp_path: Path) 
     assert path.read_text().endswith("\n")
     path.write_text(path.read_text() + '{"round": 1, "rew')
     assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0]
+
+
+def test_a_growing_file_is_copied_at_most_once_a_second(tmp_path: Path) -> None:
+    store, clock = FolderStore(tmp_path, VirtualClock(), local=True), VirtualClock()
+    journal = make(store, tmp_path / "local", clock)
+    for number in range(40):
+        journal.round_done(record(number))
+        clock.sleep(GROWING_SECONDS / 4)
+        journal.copies.bring()
+    assert store.counts["put"] == 2 * 10  # the rows and the events
+    journal.flush()
+    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == list(range(40))
 
 
 def test_lines_written_while_the_disk_refuses_are_kept(tmp_path: Path) -> None:
