@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rl_swarm.clock import SystemClock
 from rl_swarm.document import seal
-from rl_swarm.randomness import generator, key
+from rl_swarm.randomness import generator, stream_seed
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.choice import pick
@@ -32,7 +32,7 @@ def answers(node_id: str, number: int) -> list[Rollout]:
     tasks = StandInTasks(node_id)
     tasks.cursor = number * OWN
     questions = tasks.draw(OWN)
-    groups = StandInPolicy().answer(questions, GROUP, key(node_id, number))
+    groups = StandInPolicy().answer(questions, GROUP, stream_seed(node_id, number))
     made = []
     for slot, (question, group) in enumerate(zip(questions, groups, strict=True)):
         scores = tasks.score_all(question, [done.text for done in group])

@@ -13,7 +13,7 @@ from statistics import mean
 from rl_swarm.learning.models.styles import STYLES, style_blind_score, style_of
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer, TrainerSettings
-from rl_swarm.randomness import key
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, parse_tasks
 
@@ -116,7 +116,7 @@ def reinforce(policy: Policy, seed: int) -> None:
     trainer = Trainer(policy, TrainerSettings(learning_rate=LEARNING_RATE))
     for number in range(ROUNDS):
         asked = tasks.draw(OWN)
-        groups = policy.answer(asked, GROUP, key("nano card", seed, number))
+        groups = policy.answer(asked, GROUP, stream_seed("nano card", seed, number))
         rollouts = []
         for slot, (question, group) in enumerate(zip(asked, groups, strict=True)):
             scores = tasks.score_all(question, [done.text for done in group])

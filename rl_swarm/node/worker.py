@@ -20,7 +20,7 @@ from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
-from rl_swarm.randomness import generator, key
+from rl_swarm.randomness import generator, stream_seed
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
 from rl_swarm.runs.record import Round
@@ -186,7 +186,7 @@ class Worker:
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
         """Answer and score; each rollout is published as soon as it exists."""
         own = []
-        seed = key(self.settings.seed, self.settings.node_id, number, "sample")
+        seed = stream_seed(self.settings.seed, self.settings.node_id, number, "sample")
         for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
             watch.lap("generate")
             self._obey_stop()  # a group whose answers hang takes ten seconds

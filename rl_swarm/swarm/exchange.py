@@ -30,7 +30,7 @@ from msgspec import Meta
 from rl_swarm.clock import Clock
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
-from rl_swarm.randomness import key
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
 from rl_swarm.store import Store
 from rl_swarm.swarm.choice import eligible
@@ -274,9 +274,9 @@ class Exchange:
         """
         salt = f"{self.settings.secret}{chooser.getrandbits(63)}"
         by_peer: dict[str, list[_File]] = {}
-        for file in sorted(files, key=lambda file: (file.slot, key(salt, file.key))):
+        for file in sorted(files, key=lambda file: (file.slot, stream_seed(salt, file.key))):
             by_peer.setdefault(file.node_id, []).append(file)
-        peers = sorted(by_peer, key=lambda peer: key(salt, peer))  # by themselves: who has most files is not the likelier
+        peers = sorted(by_peer, key=lambda peer: stream_seed(salt, peer))  # by themselves: who has most files is not the likelier
         trusted = [peer for peer in peers if self.standings.trusted(peer)]
         others = [peer for peer in peers if not self.standings.trusted(peer)]
         turns = [peer for pair in zip_longest(trusted, others) for peer in pair if peer is not None][: self.settings.fetch_peers]

@@ -117,7 +117,7 @@ class Rounds:
         self._remember(found)
         return found
 
-    def probe(self, number: int) -> Announcement | None:
+    def look_up(self, number: int) -> Announcement | None:
         """The announcement of one round if there is such a round and it can be read now."""
         if not 0 <= number < self.limit:
             return None
@@ -134,10 +134,10 @@ class Rounds:
         """
         if self.newest is None:
             hint = self.read_current()
-            if hint is None or not self.probe(hint.round):
+            if hint is None or not self.look_up(hint.round):
                 return None
         number = (self.newest.round if self.newest else beyond) + 1
-        while self.probe(number):
+        while self.look_up(number):
             number += 1
         return self.newest if self.newest and self.newest.round > beyond else None
 
@@ -147,7 +147,7 @@ class Rounds:
         numbers = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
         while found is not None:  # again above what was found, since every announcement read makes higher epochs credible
             above = [number for number in numbers if found < number < self.limit]
-            found = highest_good(above, lambda number: self.probe(number) is not None)
+            found = highest_good(above, lambda number: self.look_up(number) is not None)
         return self.newest
 
     def reached(self, beyond: int, is_worker: Callable[[str], bool], chance: random.Random) -> int | None:

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadRollout, ConfigError
-from rl_swarm.randomness import key as derive
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks.bench import BLOCK, CannotMake, Item
 from rl_swarm.tasks.helper import Helper, Place, TooSlow, shared_helper
@@ -148,7 +148,7 @@ class Tasks:
             yield self._fresh(number, made)
 
     def _choice(self, position: int) -> int:
-        spot = derive("choice", *self._origin, position) / 2**63 * self._bounds[-1]
+        spot = stream_seed("choice", *self._origin, position) / 2**63 * self._bounds[-1]
         return next(number for number, bound in enumerate(self._bounds) if spot < bound or number == len(self._bounds) - 1)
 
     def _make_ahead(self, numbers: Sequence[int]) -> dict[Place, Made]:
@@ -200,7 +200,7 @@ class Tasks:
     def _place(self, number: int, drawn: int) -> Place:
         """Where the next question of a task lies in this node's stream, when so many have been drawn."""
         block, index = divmod(drawn, BLOCK)
-        return number, derive("stream", *self._origin, self.specs[number].key, block) >> 32, index
+        return number, stream_seed("stream", *self._origin, self.specs[number].key, block) >> 32, index
 
     def _held_out_texts(self) -> dict[str, Question]:
         if self._held_out is None:
@@ -219,7 +219,7 @@ class Tasks:
             if len(made) >= wanted and (not repeats or len(made) >= 4 * wanted):
                 break
             block, index = divmod(attempt, BLOCK)
-            place = (number, derive("held-out", key, block) >> 32, index)
+            place = (number, stream_seed("held-out", key, block) >> 32, index)
             [item] = self._helper.items([place])
             if isinstance(item, CannotMake):
                 self.counters[item.problem] += 1

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, ModelError
-from rl_swarm.randomness import key as derive
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
 from rl_swarm.tasks.levels import candidates
@@ -243,7 +243,7 @@ class Probe:
 
     def _ask(self, key: str, family: Family, count: int) -> Tally:
         began = self._clock.monotonic()
-        seed = derive("probe", self._seed, key, self._tallies[key].questions)
+        seed = stream_seed("probe", self._seed, key, self._tallies[key].questions)
         questions = [self._draw(key, family) for _ in range(count)]
         seen = Tally()
         for question, answers in zip(questions, self._policy.answer(questions, self._group_size, seed), strict=True):

@@ -59,7 +59,7 @@ def generator_reseeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def same_seed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "key", lambda seed, node_id, number, purpose: seed + number)
+    monkeypatch.setattr(worker_module, "stream_seed", lambda seed, node_id, number, purpose: seed + number)
 
 
 def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder
 from rl_swarm.node.worker import Learner
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop
-from rl_swarm.randomness import key as hashed
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import GROUP_LIMITS, Completion, Question, Rollout
 from rl_swarm.swarm import publisher as publisher_module
 from rl_swarm.swarm import read_ahead as read_ahead_module
@@ -93,7 +93,7 @@ class Scenario:
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed. Most swarms are small, so that many fit into a minute; some have dozens of workers."""
-    chance = random.Random(hashed("scenario", seed))
+    chance = random.Random(stream_seed("scenario", seed))
     size = chance.choices([1, chance.randint(2, 5), chance.randint(5, 10), chance.randint(20, 40)], [5, 50, 38, 7])[0]
     large = size > 15
     rounds = chance.randint(4, 6) if large else chance.randint(5, 14)
@@ -270,8 +270,8 @@ class Simulation:
     @property
     def fingerprint(self) -> int:
         """A number that two runs share only if the same happened in both, to the last byte."""
-        stored = ((name, len(data), hashed(data)) for name, datas in sorted(self.cloud.truth().items()) for data in datas)
-        return hashed(self.baton.now, self.baton.switches, *sorted(self.cloud.told.items()), *stored)
+        stored = ((name, len(data), stream_seed(data)) for name, datas in sorted(self.cloud.truth().items()) for data in datas)
+        return stream_seed(self.baton.now, self.baton.switches, *sorted(self.cloud.told.items()), *stored)
 
     # Lives of nodes
 
@@ -412,7 +412,7 @@ class Simulation:
 
     def _machine(self, node_id: str) -> Machine:
         role = "worker" if node_id in self.scenario.workers else "coordinator"
-        chance = random.Random(hashed("machine", self.scenario.seed, node_id))
+        chance = random.Random(stream_seed("machine", self.scenario.seed, node_id))
         storms = tuple(storm for node, storm in self.scenario.storms if node == node_id)
         temper = replace(self.scenario.temper, storms=storms)
         skew = chance.uniform(-1e5, 1e5)

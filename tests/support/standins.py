@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_swarm.errors import BadRollout, CheckpointError
-from rl_swarm.randomness import generator, key
+from rl_swarm.randomness import generator, stream_seed
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import Tasks
 from rl_swarm.tasks.bench import Item
@@ -26,7 +26,7 @@ def make_question(seed: int, index: int) -> Question:
 
 class StandInTasks:
     def __init__(self, node_id: str, seed: int = 42) -> None:
-        self.seed = key("stream", seed, node_id) % (1 << 40)
+        self.seed = stream_seed("stream", seed, node_id) % (1 << 40)
         self.cursor = 0
         self.counters: Counter[str] = Counter()
 
@@ -82,7 +82,7 @@ class StandInTrainer:
 
     def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
         self.policy_version += 1
-        self.weights = key(self.weights, *(rollout.id for rollout in batch))
+        self.weights = stream_seed(self.weights, *(rollout.id for rollout in batch))
         return {"loss": 0.0}
 
     def state(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rl_swarm.randomness import key
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
@@ -23,7 +23,7 @@ LAYOUT = Layout("trial")
 
 
 def rollout(node_id: str, number: int, slot: int = 0, right: Sequence[bool] = (True, False)) -> Rollout:
-    question = make_question(seed=key(node_id, number) >> 32, index=slot)
+    question = make_question(seed=stream_seed(node_id, number) >> 32, index=slot)
     group = tuple(Completion(f"<answer>{question.answer if good else 'x'}</answer>", reward=float(good)) for good in right)
     return Rollout(question, group, node_id, number, slot=slot)
 

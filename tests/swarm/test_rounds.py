@@ -156,7 +156,7 @@ def test_rounds_at_or_beyond_the_last_are_ignored() -> None:
     store = rounds_with(0, 1, 5, 6).store
     rounds = Rounds(store, LAYOUT, limit=5)
     assert rounds.survey() == announcement(1)
-    assert rounds.probe(5) is None and rounds.probe(-1) is None
+    assert rounds.look_up(5) is None and rounds.look_up(-1) is None
     rounds = Rounds(store, LAYOUT, limit=6)
     rounds.write_current(CurrentState(6, 0.0, "stranger", "trial", "running"))
     assert rounds.advance(-1) is None and rounds.newest is None

@@ -371,7 +371,7 @@ def test_only_the_founder_announces_rounds_and_takes_back_what_others_put_there(
         store.put(LAYOUT.round(number), data)
     moved = founder.sign(LAYOUT.round(0), seal(announcement(7)))
     store.put(LAYOUT.round(7), moved)
-    assert rounds.survey() is None and all(rounds.probe(number) is None for number in (1, 2, 3, 7))
+    assert rounds.survey() is None and all(rounds.look_up(number) is None for number in (1, 2, 3, 7))
     assert founder.refused["unsigned"] >= 1 and founder.refused["key_not_allowed"] + founder.refused["bad_signature"] >= 2
     for number in range(5):
         assert rounds.announce(announcement(number)) == announcement(number)
