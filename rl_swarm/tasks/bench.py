@@ -149,7 +149,7 @@ class GymSource:
             same = self._verifier[0]["question"] == self._create(0)[0]["question"]
         except Exception as error:
             fact = " ".join(str(error).split()) or repr(error)
-            raise ConfigError(f"TASKS has {spec.key!r}, which reasoning-gym refuses ({fact}): change its parameters") from error
+            raise ConfigError(f"TASKS has {spec.id!r}, which reasoning-gym refuses ({fact}): change its parameters") from error
         if not same:  # list_functions
             raise ConfigError(f"TASKS names {spec.name!r}, which makes other questions of the same seed: leave it out")
 
@@ -246,16 +246,16 @@ def _check_config(spec: TaskSpec, config_class: type) -> None:
     }
     for name, value in spec.config.items():
         if name not in defaults:
-            raise ConfigError(f"TASKS has {spec.key!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
+            raise ConfigError(f"TASKS has {spec.id!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
         wanted = kinds.get(type(defaults[name]))
         if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
             raise ConfigError(
-                f"TASKS has {spec.key!r}, but {value!r} is no {name}: give a value like its default {defaults[name]!r}"
+                f"TASKS has {spec.id!r}, but {value!r} is no {name}: give a value like its default {defaults[name]!r}"
             )
         known = _texts(defaults[name]) | set(filter(_is_text, typing.get_args(fields[name].type)))
         if unknown := sorted(_texts(value) - known):
             raise ConfigError(
-                f"TASKS has {spec.key!r}, but {name} may not have the text {unknown[0][:80]!r}: "
+                f"TASKS has {spec.id!r}, but {name} may not have the text {unknown[0][:80]!r}: "
                 f"choose from {', '.join(sorted(known)) or 'none'}, or write the task as a file (docs/tasks.md)"
             )
 

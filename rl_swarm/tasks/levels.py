@@ -15,10 +15,10 @@ from rl_swarm.tasks.spec import PRESETS, TaskSpec, parse_tasks
 
 def candidates(named: Sequence[TaskSpec]) -> list[TaskSpec]:
     """Every task as it was named, then the easiest level of each, and so on: when time is short, no task is left out."""
-    found = {spec.key: spec for spec in named}
+    found = {spec.id: spec for spec in named}
     for row in zip_longest(*map(other_levels, named)):
         for spec in filter(None, row):
-            found.setdefault(spec.key, spec)
+            found.setdefault(spec.id, spec)
     return list(found.values())
 
 
@@ -39,7 +39,7 @@ def other_levels(spec: TaskSpec) -> list[TaskSpec]:
     def specs(configs: list[dict[str, Any]]) -> list[TaskSpec]:
         changed = [{name: value for name, value in config.items() if value != defaults[name]} for config in configs]
         made = [replace(spec, config=kept | config) for config in changed]
-        return list({each.key: each for each in made if each.key != spec.key}.values())
+        return list({each.id: each for each in made if each.id != spec.id}.values())
 
     easy = [replace(each, weight=spec.weight) for each in parse_tasks(PRESETS["easy"]) if each.name == spec.name]
     below, climb = specs(shrunk_ranges(curriculum, defaults, steps[0], spec.config)), specs(steps)

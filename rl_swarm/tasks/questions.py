@@ -62,7 +62,7 @@ class Tasks:
         self._held_out_per_task = held_out_per_task
         self._held_out: dict[str, Question] | None = None
         self._position = 0
-        self._drawn = {spec.key: 0 for spec in self.specs}
+        self._drawn = {spec.id: 0 for spec in self.specs}
         self._recent: dict[str, None] = {}
 
     def draw(self, count: int) -> list[Question]:
@@ -156,8 +156,8 @@ class Tasks:
         drawn = Counter(self._drawn)
         places = []
         for number in numbers:
-            places.append(self._place(number, drawn[self.specs[number].key]))
-            drawn[self.specs[number].key] += 1
+            places.append(self._place(number, drawn[self.specs[number].id]))
+            drawn[self.specs[number].id] += 1
         return dict(zip(places, self._helper.items(places), strict=True))
 
     def _fresh(self, number: int, made: Mapping[Place, Made]) -> Question:
@@ -176,7 +176,7 @@ class Tasks:
             self._remember(question.text_id)
             return question
         raise ConfigError(
-            f"TASKS has {self.specs[number].key!r}, of which {_MOST_TRIES} questions in a row cannot be used: leave it out"
+            f"TASKS has {self.specs[number].id!r}, of which {_MOST_TRIES} questions in a row cannot be used: leave it out"
         )
 
     def _remember(self, text_id: str) -> None:
@@ -187,7 +187,7 @@ class Tasks:
 
     def _advance(self, number: int, made: Mapping[Place, Made]) -> Question | None:
         """The next question of one task, or None where it is held out or cannot be made."""
-        key = self.specs[number].key
+        key = self.specs[number].id
         place = self._place(number, self._drawn[key])
         self._drawn[key] += 1
         item = made.get(place) or self._helper.items([place])[0]
@@ -200,7 +200,7 @@ class Tasks:
     def _place(self, number: int, drawn: int) -> Place:
         """Where the next question of a task lies in this node's stream, when so many have been drawn."""
         block, index = divmod(drawn, BLOCK)
-        return number, stream_seed("stream", *self._origin, self.specs[number].key, block) >> 32, index
+        return number, stream_seed("stream", *self._origin, self.specs[number].id, block) >> 32, index
 
     def _held_out_texts(self) -> dict[str, Question]:
         if self._held_out is None:
@@ -210,7 +210,7 @@ class Tasks:
 
     def _hold_out(self, number: int) -> dict[str, Question]:
         """The held-out questions of one task: at most a quarter of what a small task has, so that something is left to learn."""
-        wanted, key, made, repeats = self._held_out_per_task, self.specs[number].key, dict[str, Question](), 0
+        wanted, key, made, repeats = self._held_out_per_task, self.specs[number].id, dict[str, Question](), 0
         timeouts = self.counters["question_timeout"]
         for attempt in range(5 * wanted):
             hung = self.counters["question_timeout"] - timeouts >= _MOST_TIMEOUTS
@@ -231,7 +231,7 @@ class Tasks:
         return dict(list(made.items())[:kept])
 
     def _cannot_be_made(self, number: int) -> ConfigError:
-        return ConfigError(f"TASKS has {self.specs[number].key!r}, whose questions cannot be made, or not in time: leave it out")
+        return ConfigError(f"TASKS has {self.specs[number].id!r}, whose questions cannot be made, or not in time: leave it out")
 
     def _question(self, place: Place, item: Item) -> Question:
         number, seed, index = place

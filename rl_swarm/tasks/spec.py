@@ -63,8 +63,8 @@ class TaskSpec:
     source: str = field(default="", compare=False, repr=False)
 
     @property
-    def key(self) -> str:
-        """Name and config as text: what makes two specs the same task, whatever their weights."""
+    def id(self) -> str:
+        """Name and parameters as text; specs with the same id are the same task, whatever their weights."""
         if self.path is not None:
             stem, _, digest = self.name.rpartition("@")
             return f"./{stem}.py@{digest}"
@@ -87,11 +87,11 @@ def parse_tasks(text: str, files: Sequence[str] | None = None) -> tuple[TaskSpec
         if not entry:
             raise _wrong(text, "has an empty entry", "write names separated by single commas, for example TASKS=gcd,chain_sum")
         specs.extend(_parse_entry(entry, text, files))
-    by_key: dict[str, TaskSpec] = {}
+    by_id: dict[str, TaskSpec] = {}
     for spec in specs:
-        if by_key.setdefault(spec.key, spec) is not spec:
-            raise _wrong(text, f"names {spec.key!r} twice", f"name it once and give it a weight: {spec.key}*2")
-    return tuple(by_key[key] for key in sorted(by_key))
+        if by_id.setdefault(spec.id, spec) is not spec:
+            raise _wrong(text, f"names {spec.id!r} twice", f"name it once and give it a weight: {spec.id}*2")
+    return tuple(by_id[each] for each in sorted(by_id))
 
 
 def canonical(specs: Iterable[TaskSpec]) -> str:
@@ -100,7 +100,7 @@ def canonical(specs: Iterable[TaskSpec]) -> str:
     It parses back to the same specs. An own task is written `./name.py@hash`: where it is read, the file is expected in the
     current folder and its content is compared with the hash."""
     return ",".join(
-        sorted(spec.key + ("" if spec.weight == 1 else f"*{spec.weight!r}".removesuffix(".0").replace("+", "")) for spec in specs)
+        sorted(spec.id + ("" if spec.weight == 1 else f"*{spec.weight!r}".removesuffix(".0").replace("+", "")) for spec in specs)
     )
 
 

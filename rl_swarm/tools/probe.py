@@ -155,10 +155,10 @@ class Family(Tasks):
 def load_family(specs: Sequence[TaskSpec], seed: int) -> dict[str, Family | Unusable]:
     """All levels in one family; if that is refused, each by itself, so that it is known whose fault it is."""
     try:
-        return dict.fromkeys((spec.key for spec in specs), Family(specs, seed))
+        return dict.fromkeys((spec.id for spec in specs), Family(specs, seed))
     except ConfigError as error:
         if len(specs) == 1:
-            return {specs[0].key: Unusable(str(error))}
+            return {specs[0].id: Unusable(str(error))}
     return {key: family for spec in specs for key, family in load_family([spec], seed).items()}
 
 
@@ -198,8 +198,8 @@ class Probe:
     """The loop. It counts as it goes, so that an interrupted probe reports what it has."""
 
     def __init__(self, named: Sequence[TaskSpec], policy: Answerer, *, group_size: int, seed: int, clock: Clock) -> None:
-        self._named = {spec.key for spec in named}
-        self._specs = {spec.key: spec for spec in candidates(named)}
+        self._named = {spec.id for spec in named}
+        self._specs = {spec.id: spec for spec in candidates(named)}
         self._policy, self._group_size, self._seed, self._clock = policy, group_size, seed, clock
         self._families: dict[str, Family | Unusable] = {}
         self._known: dict[str, set[str]] = {key: set() for key in self._specs}
@@ -291,7 +291,7 @@ def tally_of(rollout: Rollout) -> Tally:
 
 def ranked(seen: Iterable[tuple[TaskSpec, Tally]]) -> list[tuple[TaskSpec, Tally]]:
     """Best first. Where nothing was informative, what comes nearest to being rewarded."""
-    return sorted(seen, key=lambda each: (-each[1].estimate, -each[1].mean_reward, -each[1].tagged_share, each[0].key))
+    return sorted(seen, key=lambda each: (-each[1].estimate, -each[1].mean_reward, -each[1].tagged_share, each[0].id))
 
 
 def choose(seen: Sequence[tuple[TaskSpec, Tally]]) -> list[TaskSpec]:
@@ -313,7 +313,7 @@ def tasks_text(specs: Iterable[TaskSpec]) -> str:
     for spec in specs:
         entry = canonical([spec])
         if spec.path is not None and Path(spec.path).parent != Path.cwd():
-            entry = spec.path + entry.removeprefix(spec.key)
+            entry = spec.path + entry.removeprefix(spec.id)
         entries.append(entry)
     return ",".join(sorted(entries))
 
@@ -324,8 +324,8 @@ def advice(report: Report) -> str:
     if not total.questions:
         return "The time was over before the first question was answered: give more --seconds, or choose a smaller MODEL_NAME."
     if total.informative:
-        chosen = {spec.key for spec in choose(report.seen)}
-        these = sum((tally for spec, tally in report.seen if spec.key in chosen), Tally())
+        chosen = {spec.id for spec in choose(report.seen)}
+        these = sum((tally for spec, tally in report.seen if spec.id in chosen), Tally())
         fact = f"With these tasks {these.informative} of {these.questions} rollouts were informative"
         if these.informative_share >= RARE:
             return f"{fact}."
@@ -382,7 +382,7 @@ def show(report: Report, console: Console) -> None:
 
 def level_text(spec: TaskSpec) -> str:
     """The parameters that differ from the task's own, as TASKS has them."""
-    each = [replace(spec, config={name: spec.config[name]}).key.removeprefix(f"{spec.name}:") for name in sorted(spec.config)]
+    each = [replace(spec, config={name: spec.config[name]}).id.removeprefix(f"{spec.name}:") for name in sorted(spec.config)]
     return " ".join(each) or "default"
 
 

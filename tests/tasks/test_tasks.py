@@ -26,7 +26,7 @@ from rl_swarm.tasks.levels import candidates
 from tests.support.standins import made_at
 
 ROOT = Path(__file__).parents[2]
-BOTH = sorted({spec.key for preset in PRESETS for spec in parse_tasks(PRESETS[preset])})
+BOTH = sorted({spec.id for preset in PRESETS for spec in parse_tasks(PRESETS[preset])})
 HOSTILE = [
     "",
     "9**9**9**9",
@@ -222,10 +222,10 @@ class TestGrammar:
     @given(st.lists(st.builds(TaskSpec, names, st.dictionaries(names, values, max_size=3), weights), min_size=1, max_size=4))
     @settings(max_examples=80, deadline=None)
     def test_canonical_text_parses_back(self, specs: list[TaskSpec]) -> None:
-        distinct = {spec.key: spec for spec in specs}
+        distinct = {spec.id: spec for spec in specs}
         text = canonical(distinct.values())
         parsed = parse_tasks(text)
-        assert {spec.key: spec for spec in parsed} == distinct
+        assert {spec.id: spec for spec in parsed} == distinct
         assert canonical(parsed) == text
 
     @given(st.text(alphabet="gcd:=*,[]'\"\\12.e-@ ./py", max_size=40))
@@ -307,7 +307,7 @@ class TestChecksOnLoading:
             try:
                 Bench([spec])
             except ConfigError as error:
-                assert "may not have the text" not in str(error), spec.key
+                assert "may not have the text" not in str(error), spec.id
 
     def test_a_task_that_cannot_be_made_again(self) -> None:
         with pytest.raises(ConfigError, match="other questions of the same seed"):

@@ -99,7 +99,7 @@ def look(
 
 
 def keys(report: Report) -> list[str]:
-    return [spec.key for spec, _ in report.seen]
+    return [spec.id for spec, _ in report.seen]
 
 
 def rows(*found: tuple[str, Tally]) -> list[tuple[TaskSpec, Tally]]:
@@ -114,10 +114,10 @@ class TestLevels:
     @pytest.mark.parametrize("tasks", ["paper", "easy", ",".join(sorted(DATASETS))], ids=["paper", "easy", "all"])
     def test_every_level_can_be_written_in_tasks(self, tasks: str) -> None:
         found = candidates(parse_tasks(tasks))
-        assert parse_tasks(canonical(found)) == tuple(sorted(found, key=lambda spec: spec.key))
+        assert parse_tasks(canonical(found)) == tuple(sorted(found, key=lambda spec: spec.id))
 
     def test_tasks_as_named_come_first_then_the_easiest_of_each(self) -> None:
-        found = [spec.key for spec in candidates(parse_tasks("chain_sum,fraction_simplification"))]
+        found = [spec.id for spec in candidates(parse_tasks("chain_sum,fraction_simplification"))]
         assert found[:5] == [
             "chain_sum",
             "fraction_simplification",
@@ -133,13 +133,13 @@ class TestLevels:
     def test_what_the_curriculum_does_not_govern_stays(self) -> None:
         found = candidates(parse_tasks("chain_sum:allow_negation=true:max_digits=3*2"))
         assert {spec.weight for spec in found} == {2.0}
-        curriculum = [spec for spec in found if spec.key != "chain_sum:max_digits=1:max_terms=3"]
+        curriculum = [spec for spec in found if spec.id != "chain_sum:max_digits=1:max_terms=3"]
         assert all(spec.config["allow_negation"] for spec in curriculum)
         assert {"allow_negation": True, "max_digits": 1, "max_terms": 2} in [spec.config for spec in curriculum]
 
     @pytest.mark.parametrize("easier", ["base_conversion:max_base=5:max_value=31", "binary_matrix:max_n=5"])
     def test_a_level_below_curricula_that_begin_high(self, easier: str) -> None:
-        assert easier in [spec.key for spec in candidates(parse_tasks(easier.split(":")[0]))]
+        assert easier in [spec.id for spec in candidates(parse_tasks(easier.split(":")[0]))]
 
     def test_ranges_that_were_named_are_not_shrunk(self) -> None:
         assert min(spec.config.get("max_value", 1000) for spec in candidates(parse_tasks("gcd:max_value=20"))) == 20
@@ -209,15 +209,15 @@ class TestPlanning:
 class TestChoice:
     def test_best_first_and_one_lucky_question_is_not_best(self) -> None:
         found = ranked(rows(("gcd", Tally(1, 1)), ("lcm", Tally(10, 8)), ("bf", Tally(10, 0)), ("ab", Tally(10, 0, 80, 8))))
-        assert [spec.key for spec, _ in found] == ["lcm", "gcd", "ab", "bf"]
+        assert [spec.id for spec, _ in found] == ["lcm", "gcd", "ab", "bf"]
 
     def test_at_least_half_as_good_as_the_best(self) -> None:
         found = rows(("gcd", Tally(30, 20)), ("lcm", Tally(30, 10)), ("bf", Tally(30, 9)), ("ab", Tally(30, 0)))
-        assert [spec.key for spec in choose(found)] == ["gcd", "lcm"]
+        assert [spec.id for spec in choose(found)] == ["gcd", "lcm"]
 
     def test_two_levels_of_a_task_and_eight_in_all(self) -> None:
         many = rows(*((f"{task}:level={level}", Tally(8, 4)) for task in ("ab", "bf", "gcd", "lcm", "dice") for level in range(3)))
-        assert [spec.key for spec in choose(many)] == [
+        assert [spec.id for spec in choose(many)] == [
             f"{task}:level={level}" for task in ("ab", "bf", "dice", "gcd") for level in (0, 1)
         ]
 
@@ -279,7 +279,7 @@ class TestProbe:
 
     def test_what_time_did_not_reach_is_named(self) -> None:
         report, _ = look("easy", tenth, seconds=60.0, pace=8.0)
-        assert {spec.key for spec in parse_tasks("easy")} < set(keys(report))
+        assert {spec.id for spec in parse_tasks("easy")} < set(keys(report))
         assert len(report.seen) == 7
         assert len(report.not_reached) == 13
 
