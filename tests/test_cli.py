@@ -113,7 +113,7 @@ WRONG_ARGUMENTS = [
     (("analyze", "a", "--output", "{file}"), "--output is, or lies below, a file, got"),
     (("analyze", "a", "--output", "{file}/below"), "--output is, or lies below, a file, got"),
     (("reproduce", "--output", "{file}"), "--output is, or lies below, a file, got"),
-    (("memory", "nano", "--gpu-gb", "1e308"), "--gpu-gb must be at most 10000, got '1e308'"),
+    (("memory", "nano", "--gpu-gb", "1e308"), "--gpu-gb must be at most 10,000, got '1e308'"),
     (("memory", "nano", "--gpu-gb", "nan"), "--gpu-gb must be a finite number, got 'nan'"),
     (("memory", "nano", "--prompt-tokens", "9" * 30), "--prompt-tokens must be at most 1,000,000, got"),
     (("probe", "--seconds", "inf"), "--seconds must be a finite number, got 'inf'"),
