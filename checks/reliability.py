@@ -75,7 +75,7 @@ def record(fault: str, kind: str, times: int) -> None:
         Path(path).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-def planned(seeds: range) -> Counter[str]:
+def planned(seeds: Sequence[int]) -> Counter[str]:
     """Faults of nodes that the seeds contain: decided before anything runs."""
     from tests.sim.simulation import draw
 
@@ -87,7 +87,7 @@ def planned(seeds: range) -> Counter[str]:
     return found
 
 
-def structure(seeds: range) -> list[str]:
+def structure(seeds: Sequence[int]) -> list[str]:
     """What the page must contain, whatever was measured."""
     faults = planned(seeds)
     return [
@@ -101,7 +101,7 @@ def structure(seeds: range) -> list[str]:
     ]
 
 
-def page(seeds: range, told: Counter[str], checks: Counter[str], caught: dict[str, tuple[int, str]]) -> str:
+def page(seeds: Sequence[int], told: Counter[str], checks: Counter[str], caught: dict[str, tuple[int, str]]) -> str:
     faults = planned(seeds)
     lines = [
         "# What was inflicted, and what came of it",

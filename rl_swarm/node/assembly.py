@@ -22,7 +22,7 @@ from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker, Work
 from rl_swarm.processes.signals import on_signals
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
-from rl_swarm.store.aside import Aside
+from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.alone import Alone
@@ -95,7 +95,7 @@ class Node:
     def _merge(self, member: Membership) -> None:
         until = self.clock.monotonic() + MERGE_SECONDS
         try:
-            Aside(lambda: member.merge(until)).result(MERGE_SECONDS)
+            aside(lambda: member.merge(until)).result(MERGE_SECONDS)
         except TimeoutError:
             self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
 

@@ -1,17 +1,17 @@
 """The contract of every store.
 
-A key is a relative path of plain names joined by '/'. What callers may rely on, on the worst backend:
+A key is a relative path of plain names joined by '/'. Callers may rely on this much, on the worst backend:
 
-- `put` writes a document once: it returns True if it was written and False if the key was there already, which stays as it is.
-- `get` returns what was put, or part of it (documents check themselves), or raises NotFound, which means "not yet".
-- `list` names what lies directly below a folder, folders with a trailing '/'; it may lag, repeat or omit.
+- `put` writes a document once. It returns False, and changes nothing, if the key exists.
+- `get` returns the document or part of it (documents check themselves), or raises NotFound, which means "not yet".
+- `list` names what lies directly below a folder, folders with a trailing '/'. It may lag, repeat or omit.
 - `rewrite` replaces a key; nothing that matters relies on it.
-- `append` adds whole lines to a key where the backend is `appendable`; elsewhere it may not be called.
-- A name that can never be used (a link, a pipe, a folder, no permission, too large) raises Refused, while other names work.
+- `append` adds whole lines to a key; call it only where the backend is `appendable`.
+- A name that can never be used (a link, a pipe, a folder, no permission, too large) raises Refused; other names work.
 
-Errors that pass are retried here with jittered back-off; when they stay, StoreAway is raised. So it is, without a retry, when an
-operation on a backend with `hang_seconds` takes longer than that: a mount that hangs holds nobody. Every operation is counted.
-Locks, rename and modification times are no part of the contract.
+Transient errors are retried with jittered back-off; if they persist, StoreAway is raised. A backend with `hang_seconds` raises it
+without a retry for an operation that takes longer, so that a hanging mount blocks nobody. Every operation is counted.
+Locks, rename and modification times are not part of the contract.
 """
 
 import random
@@ -21,19 +21,20 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import NotFound, Refused, StoreAway, StoreError
-from rl_swarm.store.aside import Aside
+from rl_swarm.store.aside import aside
 
 T = TypeVar("T")
 Names = list[str]  # an alias, since inside the class `list` is the operation
-Hanging = list[tuple[str, Aside[Any]]]
+Hanging = list[tuple[str, Future[Any]]]
 
 MOST_HANGING = 4  # operations left behind before the store is no longer asked
-REST_SECONDS = 60.0  # after one that hangs, and while it does, before another is tried
+REST_SECONDS = 60.0  # between two attempts while an operation hangs
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*/?")
 
@@ -57,7 +58,7 @@ class Store(ABC):
         self.counts: Counter[str] = Counter()
         self._counting = threading.Lock()  # a node's publishing thread and its loop share the store
         self._jitter = random.Random(url)
-        self._hanging: Hanging = []  # operations that were not waited for to the end
+        self._hanging: Hanging = []
         self._hung_at = 0.0
 
     def put(self, key: str, data: bytes) -> bool:
@@ -74,9 +75,9 @@ class Store(ABC):
         self._count("bytes_out", len(data))
 
     def get(self, key: str, *, limit: int, listed: bool = False, offset: int = 0) -> bytes:
-        """Read a key from `offset` on (a negative one counts from the end), at most `limit` + 1 bytes.
+        """Read at most `limit` + 1 bytes from `offset` on; a negative offset counts from the end.
 
-        `listed` says that it must exist, so not-found is retried.
+        `listed` says that the key must exist, so not-found is retried.
         """
 
         def read() -> bytes:
@@ -92,18 +93,17 @@ class Store(ABC):
         return data
 
     def list(self, folder: str) -> Names:
-        """Names directly below a folder; a folder that is not there yet is empty."""
+        """Names directly below a folder; a missing folder is empty."""
         return self._try("list", folder, lambda: self._list(folder))
 
     def put_file(self, key: str, path: Path) -> bool:
-        """Put a large file without holding it in memory, where the backend can; True if it was written."""
+        """Put a large file, if the backend can without holding it in memory; True if it was written."""
         created = self._try("put", key, lambda: self._put_file(key, path), self.transfer_seconds)
         self._count("bytes_out", path.stat().st_size if created else 0)
         return created
 
     def get_file(self, key: str, path: Path, *, limit: int) -> None:
-        """Fetch a large file to the local disk. Raise NotFound if it is not there, Refused if it is no file or larger than `limit`
-        bytes; nothing is left on the disk then."""
+        """Fetch a large file to the local disk. On failure nothing stays there; a file above `limit` bytes is Refused."""
         try:
             self._try("get", key, lambda: self._get_file(key, path, limit), self.transfer_seconds)
         except StoreError:
@@ -112,11 +112,11 @@ class Store(ABC):
         self._count("bytes_in", path.stat().st_size)
 
     def delete(self, key: str) -> None:
-        """Remove a key; one that is not there is fine."""
+        """Remove a key; a missing one is fine."""
         self._try("delete", key, lambda: self._delete(key))
 
     def expect(self, key: str) -> None:
-        """Take the store for replaced, and so for away, when this key is no longer there. Only a folder can be replaced."""
+        """Treat the store as replaced, and so as away, while this key is missing. Only a folder can be replaced."""
         return
 
     def _count(self, kind: str, amount: int = 1) -> None:
@@ -127,37 +127,35 @@ class Store(ABC):
         if not is_key(key):
             raise ValueError(f"{key!r} is not a valid store key")
         pause = self.first_pause_seconds
-        for attempt in range(1, self.attempts + 1):
+        for left in reversed(range(self.attempts)):
             self._count(kind)
             try:
-                return self._in_time(f"{kind} {key}", operation, hang_seconds)
+                return self._in_time(f"{kind} {key}", operation, hang_seconds or self.hang_seconds)
             except Transient as error:
-                if attempt == self.attempts:
-                    self._count("failures")
-                    if isinstance(error.__cause__, NotFound):
-                        raise error.__cause__ from None
-                    raise StoreAway(
-                        f"{self.url} does not answer ({kind} {key}: {error}): the node goes on and tries again"
-                    ) from error
+                failure = error
+            if left:
                 self._count("retries")
                 self.clock.sleep(pause * (0.5 + self._jitter.random()))
                 pause *= 2
-        raise AssertionError("unreachable")
+        self._count("failures")
+        if isinstance(failure.__cause__, NotFound):
+            raise failure.__cause__ from None
+        raise StoreAway(f"{self.url} does not answer ({kind} {key}: {failure}): the node goes on and tries again") from failure
 
     def _in_time(self, doing: str, operation: Callable[[], T], seconds: float | None) -> T:
         """Run an operation; where the backend may hang, in a thread that can be left behind."""
         if self.hang_seconds is None:
             return operation()
-        self._hanging = [(each, aside) for each, aside in self._hanging if aside.running]
+        self._hanging = [(each, call) for each, call in self._hanging if not call.done()]
         rested = time.monotonic() - self._hung_at >= REST_SECONDS
         if self._hanging and (not rested or len(self._hanging) >= MOST_HANGING):
             doing = self._hanging[0][0]
         else:
-            aside = Aside(operation)
+            call = aside(operation)
             try:
-                return aside.result(seconds or self.hang_seconds)
+                return call.result(seconds)
             except TimeoutError:
-                self._hanging.append((doing, aside))
+                self._hanging.append((doing, call))
                 self._hung_at = time.monotonic()
         self._count("failures")
         raise StoreAway(f"{self.url} hangs ({doing}): the node goes on and tries again; mount it again")
@@ -174,7 +172,7 @@ class Store(ABC):
     def _get_file(self, key: str, path: Path, limit: int) -> None:
         data = self._get(key, limit, 0)
         if len(data) > limit:
-            raise Refused(f"{key} is larger than {limit} bytes, which are the most that it can have: remove it")
+            raise Refused(f"{key} is larger than {limit} bytes, the limit for this file: remove it")
         path.write_bytes(data)
 
     def _append(self, key: str, data: bytes) -> None:

@@ -1,11 +1,11 @@
 """A folder as a store: a local disk, a network disk, or a Drive mounted by FUSE.
 
-On a local disk a write is temp file + fsync + link, so that a reader never sees half a file and of two writers one wins; where
-the file system has no hard links, rename takes the place of link. On a FUSE or network mount neither is to be
-trusted (a rename there can leave two files), so the file is created exclusively under its own name and written in place; a reader
-that comes too early finds a document without its closing checksum and looks again later. Every path is opened by `guard.py`.
+On a local disk a write is temp file + fsync + link: a reader never sees half a file, and of two writers one wins. A file system
+without hard links gets a rename instead. A FUSE or network mount can be trusted with neither (a rename there can leave two files),
+so the file is created exclusively under its own name and written in place. A reader that comes too early finds a document without
+its closing checksum and looks again later. `guard.py` opens every path.
 
-The root is never made again once opened: a root that vanished is a mount that died, not an empty store.
+The root is never made again once opened: a vanished root is a dead mount, not an empty store.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused
 from rl_swarm.store.base import Store, Transient
-from rl_swarm.store.guard import Folder, RootGone, open_folder, part_name
+from rl_swarm.store.guard import Folder, RootGone, open_folder
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 REMEDIES = {  # errors that mean this one name cannot be used; the store itself works
@@ -37,10 +37,10 @@ REMEDIES = {  # errors that mean this one name cannot be used; the store itself 
     errno.EPERM: "not permitted: let its owner remove it",
     errno.ENAMETOOLONG: "the name is too long",
 }
-GIANT_BYTES = 1 << 40  # no journal grows to this: where a file cannot grow beyond it, somebody made it so large
+GIANT_BYTES = 1 << 40  # no journal grows to this size: a file that cannot grow beyond it was planted
 HELD = "another process holds it (a lease): remove it, or end that process"
 NETWORK_TYPES = ("fuse", "nfs", "cifs", "smb", "9p", "drive", "webdav", "davfs", "afs", "osxfuse", "macfuse")
-HANG_SECONDS = 15.0  # a mount that has not answered by then is away
+HANG_SECONDS = 15.0  # after this long without an answer a mount is away
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
@@ -52,7 +52,7 @@ class FolderStore(Store):
         self.appendable = self.local
         self.hang_seconds = None if self.local else HANG_SECONDS
         self._links = True
-        self._unfinished: set[str] = set()  # keys written in place, not to the end, and not removable at that moment
+        self._unfinished: set[str] = set()  # keys half written in place, which could not be removed at that moment
         self._landmark: str | None = None
 
     @classmethod
@@ -80,7 +80,7 @@ class FolderStore(Store):
         return cls(root, clock)
 
     def expect(self, key: str) -> None:
-        """From now on make no folder unless this key is there: an empty folder in this one's place is not our store."""
+        """Make no folder from now on unless this key exists: an empty folder in the root's place is not our store."""
         self._landmark = key
 
     def modified(self, key: str) -> float:
@@ -89,7 +89,7 @@ class FolderStore(Store):
             return folder.modified(name)
 
     def unwritable(self, folder: str) -> str:
-        """Why this user may not write to a folder, or to the root if it is empty; empty where it may, or where none is there."""
+        """Why this user may not write to a folder ('' is the root); empty if it may, or if there is no such folder."""
         try:
             with self._translated(folder), open_folder(self.root, folder.split("/") if folder else ()) as opened:
                 return opened.unwritable
@@ -97,9 +97,10 @@ class FolderStore(Store):
             return str(error) if isinstance(error, Refused) else ""
 
     def remove_folder(self, key: str) -> None:
-        """Remove a folder if it is empty; what is not empty stays."""
-        with contextlib.suppress(OSError), open_folder(self.root, _split(key)[0]) as folder:
-            folder.remove_folder(_split(key)[1])
+        """Remove a folder if it is empty."""
+        folders, name = _split(key)
+        with contextlib.suppress(OSError), open_folder(self.root, folders) as folder:
+            folder.remove_folder(name)
 
     def _put(self, key: str, data: bytes) -> bool:
         return self._put_from(key, io.BytesIO(data))
@@ -123,11 +124,13 @@ class FolderStore(Store):
 
     def _get_file(self, key: str, path: Path, limit: int) -> None:
         with self._opened(key) as (folder, name), folder.reading(name) as source:
-            size = os.fstat(source.fileno()).st_size
-            if size > limit:
-                raise Refused(f"{key} has {size} bytes, {limit} are the most that this can be: remove it")
+            size = os.fstat(source.fileno()).st_size  # of a planted hole: nothing of it is copied
             with path.open("wb") as target:
-                shutil.copyfileobj(_Limited(source, limit, key), target, 1 << 20)
+                while size <= limit and (block := source.read(1 << 20)):
+                    target.write(block)
+                    size = max(size, target.tell())  # it may grow meanwhile
+            if size > limit:
+                raise Refused(f"{key} has {size} bytes, the limit for this file is {limit}: remove it")
 
     def _rewrite(self, key: str, data: bytes) -> None:
         with self._opened(key, make=True) as (folder, name):
@@ -140,7 +143,7 @@ class FolderStore(Store):
                 _write(file, data)
 
     def _append(self, key: str, data: bytes) -> None:
-        """Add whole lines: half a line that a killed process left is ended first, and of a write that fails nothing stays."""
+        """Add whole lines. Half a line left by a killed process is ended first; a failed write leaves nothing."""
         with self._opened(key, make=True) as (folder, name), folder.writing(name) as file:
             end = file.seek(0, os.SEEK_END)
             if end:
@@ -152,7 +155,7 @@ class FolderStore(Store):
             except OSError as error:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
-                if error.errno == errno.EFBIG and end >= GIANT_BYTES:  # below, it is a limit of this process
+                if error.errno == errno.EFBIG and end >= GIANT_BYTES:  # below, this process has a limit
                     raise Refused(f"{key} cannot be used, it is as large as a file can be: remove it") from None
                 raise
 
@@ -177,14 +180,14 @@ class FolderStore(Store):
 
     @contextlib.contextmanager
     def _opened(self, key: str, make: bool = False) -> Iterator[tuple[Folder, str]]:
-        """The open folder of a key and the key's last name."""
+        """Open a key's folder; yield it with the key's last name."""
         folders, name = _split(key)
         with self._translated(key, make), open_folder(self.root, folders, self._look_for_landmark if make else None) as folder:
             yield folder, name
 
     @contextlib.contextmanager
     def _translated(self, key: str, writing: bool = False) -> Iterator[None]:
-        """Turn what the system says into what it means: not there yet, never usable, or an error that may pass."""
+        """Translate errors of the system: not there yet, never usable, or transient."""
         try:
             yield
         except OSError as error:
@@ -194,19 +197,17 @@ class FolderStore(Store):
                 raise Refused(f"{key} cannot be used, {REMEDIES[error.errno]}") from None
             if self.local and isinstance(error, BlockingIOError):
                 raise Refused(f"{key} cannot be used, {HELD}") from None
-            # A disk or mount may say anything for a while: Errno 5, 107, 116, a full disk, a quota.
+            # A disk or mount may raise anything for a while: Errno 5, 107, 116, a full disk, a quota.
             raise Transient(f"Errno {error.errno}, {error.strerror}") from error
 
     def _look_for_landmark(self) -> None:
-        if self._landmark is not None:
-            folders, name = _split(self._landmark)
-            try:
-                with open_folder(self.root, folders) as folder:
-                    found = folder.exists(name)
-            except FileNotFoundError:
-                found = False
-            if not found:
-                raise Transient(f"{self._landmark} is not there: another folder has taken the place of the store")
+        if self._landmark is None:
+            return
+        folders, name = _split(self._landmark)
+        with contextlib.suppress(FileNotFoundError), open_folder(self.root, folders) as folder:
+            if folder.exists(name):
+                return
+        raise Transient(f"{self._landmark} is missing: another folder has taken the place of the store")
 
     def _move_new(self, folder: Folder, part: str, name: str) -> bool:
         if self._links:
@@ -232,7 +233,7 @@ class FolderStore(Store):
         try:
             _fill(file, source)
         except BaseException:
-            self._unfinished.add(key)  # a mount that dies half-way lets nothing be removed: then the next try begins with that
+            self._unfinished.add(key)  # a mount that died lets nothing be removed: the next try begins with that
             with contextlib.suppress(FileNotFoundError):
                 folder.remove(name)
             self._unfinished.discard(key)
@@ -242,8 +243,8 @@ class FolderStore(Store):
 
 @contextlib.contextmanager
 def _written_part(folder: Folder, name: str, source: BinaryIO) -> Iterator[str]:
-    """A hidden file with this content, safe on the disk; it is removed at the end unless it was renamed."""
-    part = part_name(name)
+    """Write a hidden file, which no listing shows, to the disk; remove it at the end unless it was renamed."""
+    part = f".{name}.{secrets.token_hex(6)}"
     file = folder.creating(part)
     try:
         _fill(file, source)
@@ -264,22 +265,8 @@ def _write(file: io.FileIO, data: bytes) -> None:
         written += file.write(data[written:])
 
 
-class _Limited:
-    """A file that may grow while it is read, but not beyond a limit."""
-
-    def __init__(self, file: BinaryIO, limit: int, key: str) -> None:
-        self._file, self._left, self._key = file, limit, key
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise Refused(f"{self._key} grew while it was read")
-        return data
-
-
 def _fill(file: BinaryIO, source: BinaryIO) -> None:
-    """Write out a file that was just created, to the disk itself, and close it."""
+    """Copy to a new file, flush it to the disk and close it."""
     with file:
         shutil.copyfileobj(source, file, 1 << 20)
         file.flush()
@@ -287,7 +274,7 @@ def _fill(file: BinaryIO, source: BinaryIO) -> None:
 
 
 def on_local_disk(path: Path) -> bool:
-    """Whether a resolved path lies on this machine's own disk, where append and rename can be trusted."""
+    """Whether a resolved path lies on a local disk, where append and rename can be trusted."""
     if sys.platform == "darwin":
         return "CloudStorage" not in path.parts and "Volumes" not in path.parts[:2]
     try:

@@ -1,14 +1,13 @@
 """Open files below a shared folder, one path component at a time, so that nothing planted there leads out of it.
 
 Strangers can write to the folder. Every step goes through a directory handle (`dir_fd`) with O_NOFOLLOW, only regular files are
-opened, and no open waits for the other end of a pipe. The links in the path that the user typed are resolved once, by the caller.
-This module alone opens paths in the store; `tests/redteam/test_syscalls.py` watches the system calls.
+opened, and no open waits for the other end of a pipe. The caller resolves the links in the path that the user typed, once.
+Only this module opens paths in the store; `tests/redteam/test_syscalls.py` watches the system calls.
 """
 
 import errno
 import io
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,10 +25,9 @@ class RootGone(OSError):
 
 @contextmanager
 def open_folder(root: Path, names: Sequence[str], before_making: Callable[[], None] | None = None) -> Iterator["Folder"]:
-    """The folder `names` below `root`, for as long as the context lasts.
+    """Open the folder `names` below `root`.
 
-    Without `before_making` a missing folder raises FileNotFoundError. With it, missing folders are made; it is called first and
-    may raise.
+    A missing folder raises FileNotFoundError. With `before_making`, it is made after calling that, which may raise.
     """
     try:
         handle = os.open(root, _STEP)
@@ -53,7 +51,7 @@ def open_folder(root: Path, names: Sequence[str], before_making: Callable[[], No
 
 
 def _make(name: str, parent: int, mode: int) -> int:
-    """Make a folder with the mode of the root, whatever the umask: who may write to the store may write to all of it."""
+    """Make a folder with the mode of the root, whatever the umask: whoever may write to the store may write to all of it."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
         handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=parent)
@@ -73,7 +71,7 @@ class Folder:
         self._mode = 0o600 | (mode & 0o444)  # of new files: whoever may read the root may read them
 
     def names(self) -> list[str]:
-        """Names in this folder, those of folders with a trailing '/'; a link is a plain name, whatever it points to."""
+        """Names in this folder, folders with a trailing '/'; a link is a plain name, whatever its target."""
         handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._handle)
         try:
             with os.scandir(handle) as entries:
@@ -83,7 +81,7 @@ class Folder:
 
     @property
     def unwritable(self) -> str:
-        """Why this user may not write here: owner and mode; empty if it may."""
+        """Owner and mode if this user may not write here; empty if it may."""
         if os.access(".", os.W_OK | os.X_OK, dir_fd=self._handle):
             return ""
         found = os.fstat(self._handle)
@@ -104,16 +102,16 @@ class Folder:
         return os.fdopen(self._open(name, os.O_RDONLY), "rb")
 
     def creating(self, name: str) -> BinaryIO:
-        """A new file, open for writing; FileExistsError if anything has its name."""
+        """Open a new file for writing; FileExistsError if anything has its name."""
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=self._handle)
         with suppress(OSError):  # a mount that knows no modes
             os.fchmod(handle, self._mode)
         return os.fdopen(handle, "wb")
 
     def writing(self, name: str) -> io.FileIO:
-        """A file that is there or new, open for reading and writing without a buffer, its content untouched.
+        """Open an existing or new file for reading and writing, unbuffered, without touching its content.
 
-        A file with a second name is refused, which may be a stranger's hard link to a file of this user's.
+        A file with a second name is refused: it may be a stranger's hard link to a file of this user's.
         """
         try:
             return self._changing(name)
@@ -128,7 +126,7 @@ class Folder:
         os.replace(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def empty(self, name: str) -> None:
-        """Take away the content of a regular file; anything else is left alone, also what may be a file elsewhere."""
+        """Truncate a regular file; anything else stays as it is, also what may be a file elsewhere."""
         with suppress(OSError), self._changing(name) as file:
             file.truncate(0)
 
@@ -141,8 +139,9 @@ class Folder:
     def _changing(self, name: str) -> io.FileIO:
         file = io.FileIO(self._open(name, os.O_RDWR), "r+")
         try:
-            there = os.stat(name, dir_fd=self._handle, follow_symlinks=False)  # after opening: a second name could be taken away
-            if there.st_nlink > 1 or _place(there) != _place(os.fstat(file.fileno())):
+            # After opening, since a second name could be removed in between.
+            there = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+            if there.st_nlink > 1 or not os.path.samestat(there, os.fstat(file.fileno())):
                 raise OSError(errno.EMLINK, "it has a second name elsewhere")
         except OSError:
             file.close()
@@ -155,12 +154,3 @@ class Folder:
             os.close(handle)
             raise OSError(errno.EISDIR, "it is no regular file")
         return handle
-
-
-def _place(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
-
-
-def part_name(name: str) -> str:
-    """A hidden name for a file that is being written; no listing shows it."""
-    return f".{name}.{secrets.token_hex(6)}"

@@ -8,8 +8,8 @@ from rl_swarm.store.base import Store
 
 
 class MemoryStore(Store):
-    _contents: dict[str, dict[str, bytes]] = {}  # by name, so that nodes of one process can share a store and count apart
-    _lock = threading.Lock()  # one for all of them
+    _contents: dict[str, dict[str, bytes]] = {}  # by name: nodes of one process share a store and count apart
+    _lock = threading.Lock()
 
     def __init__(self, url: str = "memory://", clock: Clock | None = None, data: dict[str, bytes] | None = None) -> None:
         super().__init__(url, clock)

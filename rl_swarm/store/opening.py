@@ -1,4 +1,4 @@
-"""From a URL to a store: a new backend is named here, and nowhere else."""
+"""Open the store that a URL names. A new backend is registered here and nowhere else."""
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError
@@ -6,9 +6,9 @@ from rl_swarm.store.base import Store
 
 
 def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
-    """A path or file:// URL opens a folder, memory://NAME a store inside this process.
+    """Open a folder (a path or file:// URL) or memory://NAME, a store inside this process.
 
-    Without `writable` nothing is written to find out whether that is possible: for those who only look.
+    With `writable`, a folder is probed by writing to it; readers pass False.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":

@@ -1,6 +1,6 @@
-"""The mistakes of earlier systems, and others as plausible, each as a patch on the shipped classes.
+"""Mistakes of earlier systems, and others as plausible, each as a patch on the shipped classes.
 
-They exist to prove that the simulation can see: a mutation that no invariant catches means that the invariants are too weak.
+They prove that the simulation can see: if no invariant catches a mutation, the invariants are too weak.
 """
 
 import random
@@ -34,7 +34,7 @@ class Mutation:
     what: str
     apply: Patch
     caught_by: frozenset[str]  # at least one of these invariants must object
-    first_seed: int = 0  # where to begin looking: a seed that was known to show it, so that little time is spent on others
+    first_seed: int  # a small swarm that shows the mistake; the search goes on from there
 
 
 def state_rewound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,53 +220,60 @@ def rounds_beyond_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MUTATIONS = [
-    Mutation("state_rewound", "a coordinator that is started again begins with round 0", state_rewound, frozenset({"rounds"})),
-    Mutation("state_overwritten", "starting again rewrites the state of a live run", state_overwritten, frozenset({"rounds"})),
+    Mutation("state_rewound", "a coordinator that is started again begins with round 0", state_rewound, frozenset({"rounds"}), 14),
+    Mutation("state_overwritten", "starting again rewrites the state of a live run", state_overwritten, frozenset({"rounds"}), 14),
     Mutation(
-        "generator_reseeded", "the choice of rollouts is seeded anew at every call", generator_reseeded, frozenset({"chance"})
+        "generator_reseeded", "the choice of rollouts is seeded anew at every call", generator_reseeded, frozenset({"chance"}), 57
     ),
-    Mutation("same_seed_everywhere", "seeds made by adding: all nodes sample alike", same_seed_everywhere, frozenset({"chance"})),
-    Mutation("same_round_only", "only this round's rollouts are looked for", same_round_only, frozenset({"heard"})),
-    Mutation("swallowed_exception", "an exception in a round is logged and forgotten", swallowed_exception, frozenset({"outcome"})),
+    Mutation(
+        "same_seed_everywhere", "seeds made by adding: all nodes sample alike", same_seed_everywhere, frozenset({"chance"}), 1
+    ),
+    Mutation("same_round_only", "only this round's rollouts are looked for", same_round_only, frozenset({"heard"}), 1),
+    Mutation(
+        "swallowed_exception", "an exception in a round is logged and forgotten", swallowed_exception, frozenset({"outcome"}), 21
+    ),
     Mutation(
         "failed_publishing",
         "publishing fails and reports success",
         failed_publishing_reported_as_success,
         frozenset({"handed_over", "rewards"}),
+        57,
     ),
-    Mutation("wrong_round_number", "rewards are published under the next number", wrong_round_number, frozenset({"rounds"})),
-    Mutation("every_second_round", "workers leave out every second round", every_second_round, frozenset({"rounds"})),
+    Mutation("wrong_round_number", "rewards are published under the next number", wrong_round_number, frozenset({"rounds"}), 57),
+    Mutation("every_second_round", "workers leave out every second round", every_second_round, frozenset({"rounds"}), 57),
     Mutation(
         "non_atomic_write",
         "the spool is written in two steps",
         non_atomic_write,
         frozenset({"handed_over", "rewards", "outcome"}),
-        17,
+        29,
     ),
     Mutation(
         "half_written_is_final", "what a killed process wrote half stays", half_written_is_final, frozenset({"handed_over"}), 25
     ),
     Mutation(
-        "half_a_file_set_aside",
-        "a file that is not all there yet is never read",
-        half_a_file_is_set_aside,
-        frozenset({"heard"}),
-        12,
+        "half_a_file_set_aside", "a file that is not all there yet is never read", half_a_file_is_set_aside, frozenset({"heard"}), 7
     ),
     Mutation(
-        "bad_file_ends_the_run", "a peer's file that cannot be read ends the run", bad_file_ends_the_run, frozenset({"outcome"})
+        "bad_file_ends_the_run", "a peer's file that cannot be read ends the run", bad_file_ends_the_run, frozenset({"outcome"}), 1
     ),
-    Mutation("endless_wait", "workers wait for the coordinator for ever", endless_wait, frozenset({"waiting"})),
+    Mutation("endless_wait", "workers wait for the coordinator for ever", endless_wait, frozenset({"waiting"}), 33),
     Mutation(
-        "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"})
+        "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"}), 1
     ),
-    Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"})),
-    Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"}), 8),
-    Mutation("checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"})),
+    Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"}), 1),
+    Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"}), 1),
     Mutation(
-        "achieved_is_wanted", "the journal says J instead of what was found", achieved_is_what_was_wanted, frozenset({"achieved"})
+        "checkpoint_never_loaded", "a checkpoint is saved and never loaded", checkpoint_never_loaded, frozenset({"resumed"}), 57
     ),
-    Mutation("retention_too_eager", "rollouts are removed a round later", retention_too_eager, frozenset({"retention"})),
-    Mutation("submitted_twice", "a reward is submitted under two names", rows_written_twice, frozenset({"rounds", "rewards"})),
-    Mutation("beyond_the_last", "rounds are announced beyond the last", rounds_beyond_the_last, frozenset({"rounds"})),
+    Mutation(
+        "achieved_is_wanted",
+        "the journal says J instead of what was found",
+        achieved_is_what_was_wanted,
+        frozenset({"achieved"}),
+        57,
+    ),
+    Mutation("retention_too_eager", "rollouts are removed a round later", retention_too_eager, frozenset({"retention"}), 56),
+    Mutation("submitted_twice", "a reward is submitted under two names", rows_written_twice, frozenset({"rounds", "rewards"}), 57),
+    Mutation("beyond_the_last", "rounds are announced beyond the last", rounds_beyond_the_last, frozenset({"rounds"}), 1),
 ]

@@ -19,10 +19,9 @@ from tests.sim.mutations import MUTATIONS, Mutation
 from tests.sim.simulation import report, simulate
 from tests.support.processes import ROOT
 
-FAST = range(300)
-SLOW = range(1000, 3000)
+FAST = (*range(40), 75)  # 7 and 75 once found a defect
+SLOW = (*range(40, 300), *range(1000, 3000))
 MOST_SEEDS_A_MUTATION = 60
-KEPT = [7, 75]  # seeds that found something: see docs/reliability.md
 
 
 class Outcome(NamedTuple):
@@ -64,25 +63,13 @@ def test_every_invariant_holds_on_many_more_seeds() -> None:
     check(SLOW)
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_seeds_that_found_something_stay_green(seed: int) -> None:
-    assert run(seed).problem == ""
-
-
 def test_a_seed_replays_exactly() -> None:
     """Also in another process, where Python hashes strings differently."""
-    command = [
-        sys.executable,
-        "-c",
-        "from tests.sim.simulation import simulate; print(*(simulate(s).fingerprint for s in (3, 7, 19)))",
-    ]
-    runs = [
-        subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": seed}, cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1] == " ".join(str(simulate(seed).fingerprint) for seed in (3, 7, 19)) + "\n"
+    seeds = (1, 7, 12)
+    code = f"from tests.sim.simulation import simulate; print(*(simulate(seed).fingerprint for seed in {seeds}))"
+    command, environment = [sys.executable, "-c", code], os.environ | {"PYTHONHASHSEED": "1"}
+    other = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert other.stdout.split() == [str(simulate(seed).fingerprint) for seed in seeds]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -17,7 +17,7 @@ from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.runs.validate import Finding
 from rl_swarm.store import Store, Transient, is_key, open_store
-from rl_swarm.store.aside import Aside
+from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -56,7 +56,7 @@ class StoreExam:
 
     def start(self) -> Callable[[float], list[Finding]]:
         """Begin, and return what waits for the end so many seconds at most and then returns what was found until then."""
-        call = Aside(self._run)
+        call = aside(self._run)
 
         def findings(seconds: float) -> list[Finding]:
             try:
@@ -165,7 +165,7 @@ class StoreExam:
             both.wait()
             return store.put(f"{FOLDER}/{name}", PROBE + bytes([number]))
 
-        racers = [Aside(partial(put, number)) for number in range(2)]
+        racers = [aside(partial(put, number)) for number in range(2)]
         won = sum(racer.result() for racer in racers)
         if won == 1:
             self._add("exclusive create", "ok", "of two writers of one name exactly one wins")
