@@ -1,18 +1,18 @@
-"""Announces rounds, and does nothing else: no model, no data, no torch.
+"""Announce rounds, and nothing else: no model, no data, no torch.
 
-It resumes from the newest round in the store, catches up if workers went ahead, and never rewinds. Two coordinators
-do no harm: every round number is written once, and the one with the lower epoch stands down.
+The coordinator resumes from the newest round in the store, catches up with workers that went ahead, and never rewinds. Two
+coordinators do no harm: every round number is written once, and the one with the lower epoch stands down.
 
-Only valid documents of registered workers count as progress. Whatever else lies in the folders costs a bounded number of reads. A
-worker that has submitted nothing yet is waited for in its first two whole rounds, and then again once it has.
+Only valid documents of registered workers count as progress; reads of anything else in the folders are bounded. A worker that has
+submitted nothing yet is waited for in its first two whole rounds, and again once it has submitted.
 """
 
 import contextlib
 import secrets
 from collections import Counter
-from dataclasses import dataclass
 
 from rl_swarm.clock import Pauses
+from rl_swarm.config import Config
 from rl_swarm.errors import BadDocument, Refused, StoreAway
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import Stop
@@ -21,22 +21,14 @@ from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
 
-POLL_SECONDS = 1.0  # the longest pause between two looks at who has submitted
+POLL_SECONDS = 1.0  # longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
-MOST_ASKED = 50  # nodes whose registration or heartbeat is looked at in one go
-MOST_DOUBLED = 8  # times that the pause doubles between two looks at a registration that is none
-FIRST_ROUNDS = 2  # whole rounds that a worker may miss which has submitted nothing yet
-LOOKED_BACK = 8  # rounds in which such a worker's first reward is looked for: it may be slower than the others
-MOST_NAMED = 1000  # nodes in one announcement, so that it stays readable however many have registered
-MOST_PASSED = 10  # numbers taken by unusable files that are passed over at once; later ones cost as much time as a round
-
-
-@dataclass(frozen=True)
-class CoordinatorSettings:
-    node_id: str
-    max_rounds: int = 2000
-    round_interval: float = 60.0
-    advance: str = "hybrid"
+MOST_ASKED = 50  # nodes whose registration or heartbeat is read in one go
+MOST_DOUBLED = 8  # times that the pause between two reads of an unreadable registration doubles
+FIRST_ROUNDS = 2  # whole rounds that a worker may miss before its first reward
+LOOKED_BACK = 8  # earlier rounds that are searched for such a worker's first reward: it may be slow
+MOST_NAMED = 1000  # nodes in one announcement, which keeps it readable however many have registered
+MOST_PASSED = 10  # numbers taken by unusable files that are skipped at once; each later one costs the time of a round
 
 
 class StoodDown(Exception):
@@ -44,7 +36,7 @@ class StoodDown(Exception):
 
 
 class Coordinator:
-    def __init__(self, settings: CoordinatorSettings, member: Membership, journal: Journal, stop: Stop) -> None:
+    def __init__(self, settings: Config, member: Membership, journal: Journal, stop: Stop) -> None:
         self.settings = settings
         self.store, self.layout, self.clock, self.signatures = member.store, member.layout, member.clock, member.signatures
         self.news = member.news
@@ -55,17 +47,17 @@ class Coordinator:
         self.session = secrets.token_hex(8)
         self.epoch = 0
         self.workers: set[str] = set()
-        self._others: set[str] = set()  # registered, but no workers
-        self._unreadable: dict[str, tuple[int, float]] = {}  # name → how often its registration was none, and when to look again
-        self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were seen
+        self._others: set[str] = set()  # registered, but not as workers
+        self._unreadable: dict[str, tuple[int, float]] = {}  # node → failed reads of its registration, and when to try again
+        self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were read
         self._proven: set[str] = set()  # workers that have submitted since this process began
-        self._missed: Counter[str] = Counter()  # how many whole rounds were kept open in vain for each of the others
+        self._missed: Counter[str] = Counter()  # worker that has not submitted → whole rounds kept open for it
         self._passed = 0
-        self._jitter = generator("poll", settings.node_id)
+        self._jitter = generator("poll", settings.node)
         self._next_roll_call = 0.0
 
     def run(self) -> str:
-        """Announce rounds until the last one closes or a stop is asked for; return how it ended."""
+        """Announce rounds until the last one closes or a stop is requested; return the outcome."""
         number = -1
         try:
             number = self._begin()
@@ -77,14 +69,13 @@ class Coordinator:
                     return self._finish("complete", number)
                 number = self._announce(number + 1)
         except StoodDown as reason:
-            self.journal.say(str(reason))
-            self.journal.event("stood_down", round=number)
+            self.journal.note("stood_down", str(reason), round=number)
             self._state("stood down", number)
             return "stood down"
         return self._finish("stopped", number)
 
     def _begin(self) -> int:
-        """Resume where the swarm is: the newest announcement, or a higher round that workers reached by themselves."""
+        """Resume from the newest announcement, or from a higher round that workers reached by themselves."""
         while True:
             try:
                 newest = self.rounds.survey()
@@ -103,42 +94,40 @@ class Coordinator:
         return self._catch_up(newest.round, furthest)
 
     def _announce(self, number: int) -> int:
-        """Open a round; return the round that is open now, which is higher if that number's file cannot be read."""
+        """Open a round; return its number, which is higher than asked if a file that cannot be read has taken that number."""
         mine: Announcement | None = None
         while not self.stop.requested:
             try:
-                mine = mine or self._opening(number)  # made once: tried again after a lost answer, it must be the same document
+                mine = mine or self._opening(number)  # a retry after a lost answer must write the same document
                 found = self.rounds.announce(mine)
                 if found.session != self.session and found.seniority > mine.seniority:
                     raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
                 with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
-                    self._show(number, "running")
-                self.journal.say(f"round {number} is open, {len(mine.live)} workers live")
-                self.journal.event("round_opened", round=number, live=len(mine.live))
+                    self._write_current(number, "running")
+                self.journal.note(
+                    "round_opened", f"round {number} is open, {len(mine.live)} workers live", round=number, live=len(mine.live)
+                )
                 self.journal.progress("round_start", number)
                 return number
             except BadDocument as error:
                 if not self._may_pass(number, error):
-                    return number  # as if it were open: workers, who cannot read it either, get there by themselves
-                number, mine = number + 1, None  # taken by a file that cannot be used: go past it, never over it
+                    return number  # treat it as open: workers cannot read it either, and get there by themselves
+                number, mine = number + 1, None  # skip the file, never overwrite it
             except StoreAway as away:
                 self._wait_for_store(away, number)
         return number - 1
 
     def _may_pass(self, number: int, error: BadDocument) -> bool:
-        """Whether to go past a number at once: not beyond the last round, and not so often that the run would end early."""
-        self.journal.event("round_taken", round=number, error=str(error))
-        if not self._passed:
-            self.journal.say(
-                f"round {number} is taken by a file that cannot be used ({error}): going past it, and past others like it"
-            )
+        """Whether to skip a number at once: not beyond the last round, and not so often that the run would end early."""
+        line = f"round {number} is taken by a file that cannot be used ({error}): skipping it, and others like it"
+        self.journal.note("round_taken", "" if self._passed else line, round=number, error=str(error))
         self._passed += 1
         return number + 1 < self.settings.max_rounds and self._passed <= MOST_PASSED
 
     def _opening(self, number: int) -> Announcement:
         return Announcement(
             round=number,
-            coordinator=self.settings.node_id,
+            coordinator=self.settings.node,
             session=self.session,
             epoch=self.epoch,
             opened_at=self.clock.wall(),
@@ -147,7 +136,7 @@ class Coordinator:
         )
 
     def _keep_open(self, number: int) -> int:
-        """Wait until the round may close; return it, or a higher round that workers have reached."""
+        """Wait until the round may close; return its number, or a higher one that workers have reached."""
         opened, there = self.clock.monotonic(), set(self.workers)
         first_submission: float | None = None
         next_look = opened + self.settings.round_interval
@@ -174,9 +163,9 @@ class Coordinator:
         return number
 
     def _waiting_for(self, done: set[str], open_seconds: float, since_first: float | None) -> str:
-        """What keeps the round open, in words; empty when it may close."""
+        """Say in words what keeps the round open; empty when it may close."""
         interval = self.settings.round_interval
-        if self.settings.advance == "timer":
+        if self.settings.round_advance == "timer":
             return "" if open_seconds >= interval else "the timer"
         missing = (self.liveness.live() & self.workers) - done
         if since_first is None:
@@ -200,13 +189,14 @@ class Coordinator:
                 self.liveness.sign(node_id, "heartbeat", sequence)
 
     def _roll_call(self) -> None:
-        """Find new registrations; a new worker counts as live from the moment it is seen."""
+        """Find new registrations. A new worker counts as live from now on."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        for node_id in self._some(set(filter(self._may_look, registered(self.store, self.layout) - self.workers - self._others))):
+        unknown = registered(self.store, self.layout) - self.workers - self._others
+        for node_id in self._some(set(filter(self._may_look, unknown))):
             self._is_worker(node_id)
 
     def _idle(self) -> set[str]:
-        """Workers that are not waited for any more because they have submitted nothing."""
+        """Workers that are no longer waited for, because they have submitted nothing."""
         return {node_id for node_id, count in self._missed.items() if count >= FIRST_ROUNDS} - self._proven
 
     def _note_missing(self, missing: set[str]) -> None:
@@ -216,7 +206,7 @@ class Coordinator:
             self._next_roll_call = 0.0  # they may have submitted for an earlier round
 
     def _look_back(self, number: int) -> None:
-        """Find late rewards of idle workers."""
+        """Find late rewards of idle workers in earlier rounds."""
         idle = self._idle()
         for earlier in range(max(0, number - LOOKED_BACK), number if idle else 0):
             for node_id in self._some(submitted(self.store, self.layout, earlier) & idle):
@@ -227,13 +217,13 @@ class Coordinator:
         return node_id not in self._unreadable or self.clock.monotonic() >= self._unreadable[node_id][1]
 
     def _is_worker(self, node_id: str) -> bool:
-        """Whether a node has registered as a worker, by its registration, which is read once."""
+        """Whether a node has registered as a worker. A valid registration is read once."""
         if node_id in self.workers or node_id in self._others:
             return node_id in self.workers
         if not self._may_look(node_id):
             return False
         registration = read_registration(self.store, self.layout, node_id, self.signatures)
-        if registration is None:  # not all there yet, or never: look less and less often
+        if registration is None:  # incomplete, or never valid: read it less and less often
             tries = min(self._unreadable.get(node_id, (0, 0.0))[0] + 1, MOST_DOUBLED)
             self._unreadable[node_id] = (tries, self.clock.monotonic() + 2**tries * self.settings.round_interval / 40)
             return False
@@ -246,7 +236,7 @@ class Coordinator:
         return True
 
     def _done(self, number: int) -> set[str]:
-        """Workers whose reward for a round is there and valid. Each is read once; names that nobody knows come last."""
+        """Workers with a valid reward for a round. Each is read once; names of unknown nodes come last."""
         if self._submitted[0] != number:
             self._submitted = (number, set())
         done = self._submitted[1]
@@ -258,14 +248,14 @@ class Coordinator:
         return done
 
     def _some(self, nodes: set[str]) -> list[str]:
-        """All of them in order, so that a simulated run replays; of very many, which may be made up, some at a time."""
+        """All of them, sorted so that a simulated run replays; a random sample if there are many, which may be made up."""
         return sorted(nodes) if len(nodes) <= MOST_ASKED else self._jitter.sample(sorted(nodes), MOST_ASKED)
 
     def _reached(self, number: int) -> int:
-        """The newest round that a worker has done, or this one.
+        """Return the newest round that a worker has done, or this one.
 
-        Where rounds are signed it is this one, or any worker could end the run by a reward for the last round. Workers that went
-        ahead alone have left rewards of every round, so that each closes as soon as it is announced.
+        Where rounds are signed, always this one: otherwise any worker could end the run with a reward for the last round. Workers
+        that went ahead alone have left rewards for every round, so each closes as soon as it is announced.
         """
         if self.signatures.announcers:
             return number
@@ -273,7 +263,7 @@ class Coordinator:
         return number if found is None else found
 
     def _catch_up(self, number: int, furthest: int) -> int:
-        """Workers went ahead: announce every round up to theirs, so that there are no holes and probing by name finds its way."""
+        """Announce every round up to the one that workers have reached: probing by name needs numbers without gaps."""
         while number < furthest and not self.stop.requested:
             self.journal.event("adopted", round=number + 1)
             number = self._announce(number + 1)
@@ -283,8 +273,8 @@ class Coordinator:
         self._state(f"waiting for the store: {away}"[:200], number)
         self.clock.sleep(POLL_SECONDS * (0.5 + self._jitter.random()))
 
-    def _show(self, number: int, status: str) -> None:
-        state = CurrentState(number, self.clock.wall(), self.settings.node_id, self.layout.experiment_name, status)
+    def _write_current(self, number: int, status: str) -> None:
+        state = CurrentState(number, self.clock.wall(), self.settings.node, self.layout.experiment_name, status)
         self.rounds.write_current(state)
 
     def _state(self, doing: str, number: int) -> None:
@@ -294,12 +284,11 @@ class Coordinator:
     def _finish(self, outcome: str, number: int) -> str:
         try:
             if number >= 0:
-                self._show(number, "complete" if outcome == "complete" else "running")
+                self._write_current(number, "complete" if outcome == "complete" else "running")
         except (StoreAway, Refused) as error:
-            self.journal.say(f"{error}; only current_state.json could not be written, the rounds themselves are safe")
-        self.journal.event(outcome, round=number)
+            self.journal.say(f"{error}; only current_state.json was not written, the rounds themselves are safe")
         if outcome == "complete":
             self.journal.progress("training_complete", number)
+        self.journal.note(outcome, f"coordinator {outcome} at round {number}", round=number)
         self._state(outcome, number)
-        self.journal.say(f"coordinator {outcome} at round {number}")
         return outcome

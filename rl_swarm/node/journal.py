@@ -1,7 +1,7 @@
-"""What a node writes about itself, on its own disk: metrics, events, progress and console lines.
+"""Write a node's metrics, events, progress and console lines to its own disk.
 
-The files have the same keys as in a store, so that one reader (`runs/progress.py`) reads both; `swarm/copies.py` brings them there.
-The training loop never reads any of it.
+The files have the same keys as in a store, so one reader (`runs/progress.py`) reads both; `swarm/copies.py` copies them there. The
+training loop never reads them.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ from rl_swarm.text import visible
 
 
 class Stream:
-    """One journal: lines go in, in order; what a full disk has no room for waits in memory, and goes in before the next line."""
+    """Append lines to one file. When the disk is full they wait in memory and are written before the next line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._waiting: list[str] = []
+        self._waiting = b""
 
     def append(self, line: str) -> None:
-        self._waiting.append(line)
+        self._waiting += f"{line}\n".encode("utf-8", "backslashreplace")
         self.flush()
 
     def flush(self) -> None:
         if self._waiting:
             with contextlib.suppress(OSError):
-                self._write("".join(line + "\n" for line in self._waiting).encode("utf-8", "backslashreplace"))
-                self._waiting = []
+                self._write(self._waiting)
+                self._waiting = b""
 
     def _write(self, data: bytes) -> None:
-        """Add whole lines: half a line that a killed process left is ended first, and of a write that fails nothing stays."""
+        """Append whole lines: end half a line that a killed process left, and undo a write that fails."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -58,7 +58,7 @@ class Stream:
 
 
 class Journal:
-    """`root` is where the keys of a store begin."""
+    """The journals of one node. `root` is the folder that stands for the root of a store."""
 
     def __init__(
         self, root: Path, layout: Layout, node_id: str, clock: Clock, console: Callable[[str], None] | None = print
@@ -74,7 +74,7 @@ class Journal:
         self._metrics, self._events, self._out, self._err, self._progress = self._streams
 
     def round_done(self, record: Round) -> None:
-        """One line a round; a node that was killed may do a round again, and what it says last counts."""
+        """Write the record of a round. A killed node may play a round again: readers take the last record."""
         self._metrics.append(msgspec.json.encode(record).decode())
         self.progress("round_complete", record.round, record.reward)
 
@@ -86,7 +86,7 @@ class Journal:
             "experiment": self.layout.experiment_name,
             "data": data,
         }
-        self._events.append(_line(row))
+        self._events.append(json.dumps(row, separators=(",", ":")))
 
     def progress(self, event: str, round_number: int, reward: float | None = None) -> None:
         row = {
@@ -97,10 +97,10 @@ class Journal:
             "reward": reward,
             "memory_gb": round(memory_gb(), 3),
         }
-        self._progress.append(_line(row))
+        self._progress.append(json.dumps(row, separators=(",", ":")))
 
     def state(self, doing: str, round_number: int) -> None:
-        """Say what the node is doing or waiting for, once when it changes."""
+        """Record what the node is doing or waiting for, if it has changed."""
         if (doing, round_number) != self.doing:
             self.doing = (doing, round_number)
             self.event("state", doing=doing, round=round_number)
@@ -111,32 +111,36 @@ class Journal:
         self._out.append(line)
 
     def show(self, line: str) -> None:
-        """A line for the console alone."""
+        """Print a line to the console only."""
         if self.console:
             with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
                 self.console(line)
 
+    def note(self, event_type: str, line: str, **data: Any) -> None:
+        """Print a line, if there is one, and record it with its event."""
+        if line:
+            self.say(line)
+            data = {"message": line} | data
+        self.event(event_type, **data)
+
     def tell(self, news: Iterable[News]) -> None:
         for each in news:
-            if each.line:
-                self.say(each.line)
-            self.event(each.event, **({"message": each.line} if each.line else {}) | dict(each.details))
+            self.note(each.event, each.line, **each.details)
 
     def error(self, failure: BaseException) -> None:
-        """Record what ended this node, before it is raised further."""
+        """Record the failure that ends this node."""
         round_number = self.doing[1]
-        text = "".join(traceback.format_exception(failure))
-        self._err.append(text.rstrip("\n"))
+        self._err.append("".join(traceback.format_exception(failure)).rstrip("\n"))
         self.event("error", error=type(failure).__name__, message=str(failure), round=round_number)
         self.progress("error", round_number)
         self.state(f"failed: {type(failure).__name__}: {failure}"[:200], round_number)
 
     def system_info(self, **more: Any) -> bytes:
-        """Say what this node runs on; return it as it was written."""
+        """Write what this node runs on, and return the document."""
         info = {"rl_swarm": __version__, "python": sys.version.split()[0], "platform": platform.platform()} | more
         data = (json.dumps(info, indent=1) + "\n").encode()
         path = self._root / self.layout.system_info(self.node_id)
-        with contextlib.suppress(OSError):  # a full disk may do without
+        with contextlib.suppress(OSError):  # a node on a full disk does without it
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         return data
@@ -147,13 +151,9 @@ class Journal:
 
 
 def memory_gb() -> float:
-    """Peak resident memory of this process; on Linux `ru_maxrss` can still hold the peak of the parent that started it."""
+    """Return the peak resident memory of this process. On Linux `ru_maxrss` may still hold the peak of the parent process."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 30 if sys.platform == "darwin" else 1 << 20)
     return int(status.partition("VmHWM:")[2].split()[0]) / (1 << 20)
-
-
-def _line(row: dict[str, Any]) -> str:
-    return json.dumps(row, separators=(",", ":"))

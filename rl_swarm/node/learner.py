@@ -1,4 +1,4 @@
-"""Assemble what learns from a node's settings: tasks, model, policy, trainer, checkpoints, evaluation."""
+"""Assemble the parts of a node that learn: tasks, model, policy, trainer, evaluation and checkpoints."""
 
 import contextlib
 import itertools
@@ -22,15 +22,15 @@ from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
 
 KEPT = 2
-MOST_TRIED = 4  # checkpoints of the store, so that no number of bad ones keeps a node busy for long
-MOST_ASKED = 256  # rounds that a node which signs looks at for what it has signed
+MOST_TRIED = 4  # checkpoints read from the store, so that bad ones cannot keep a node busy for long
+MOST_ASKED = 256  # rounds that a signing node searches for its own signatures
 
 
 def load_policy(config: Config) -> Policy:
-    """The base model of a node; raises ModelError if it cannot be loaded here."""
+    """Load the base model of a node; raise ModelError if it cannot be loaded here."""
     if config.sources.get("model") == "experiment" and config.model != "nano" and Path(config.model).exists():
         raise ModelError(
-            f"MODEL_NAME {config.model!r} of the experiment is a model on the hub, and a folder of that name lies here: "
+            f"MODEL_NAME {config.model!r} of the experiment is a model on the hub, but there is a folder of that name here: "
             "start in another folder, or set MODEL_NAME yourself"
         )
     loaded = load(
@@ -54,7 +54,7 @@ def load_policy(config: Config) -> Policy:
 
 @dataclass(frozen=True)
 class LoadedLearner(Learner):
-    """With a real model, whose parts can do more than the loop asks of them."""
+    """A learner with a real model, whose parts can do more than the loop needs."""
 
     tasks: Tasks
     policy: Policy
@@ -62,7 +62,7 @@ class LoadedLearner(Learner):
 
 
 def make_learner(config: Config, node_id: str) -> LoadedLearner:
-    """Tasks and model of one node; raises ConfigError or ModelError before any training begins."""
+    """Make the tasks and load the model of one node; raise ConfigError or ModelError before any training begins."""
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
@@ -72,7 +72,7 @@ def make_learner(config: Config, node_id: str) -> LoadedLearner:
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
-    with node.stop.at_once():  # a model may take minutes to load, and so may the held-out questions of tasks that a stranger chose
+    with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
         learner = make_learner(node.config, node.local.node_id)
     node.local.remember_model(learner.policy.name)
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
@@ -82,9 +82,9 @@ def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | Non
 
 
 def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
-    """On the local disk, and from there to the store, where the last two stay.
+    """Keep checkpoints on the local disk, and upload each to the store, which keeps the last two.
 
-    A node that signs puts a signed document beside each, and takes nothing from the store without one.
+    A node that signs puts a signed document beside each, and trusts nothing in the store without one.
     """
     node_id, limit, member = node.local.node_id, most_bytes(trained_bytes), node.member
     if member is None:
@@ -94,9 +94,8 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
     uploaded = list[int]()
 
     def upload(number: int, path: Path) -> None:
-        if not uploaded:  # what is beyond the round that this node went on from is not its own, or not of this run
-            resumed = checkpoints.resumed
-            uploaded.extend(each for each in sorted(stored.rounds) if resumed is not None and each <= resumed)
+        if not uploaded and checkpoints.resumed is not None:  # later rounds than that are not this node's, or not of this run
+            uploaded.extend(each for each in sorted(stored.rounds) if each <= checkpoints.resumed)
         if number not in uploaded:
             uploaded.append(number)
         outdated = [uploaded.pop(0) for _ in range(len(uploaded) - KEPT)]
@@ -108,8 +107,7 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
             names += [layout.endorsement(old, node_id) for old in outdated]
         member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
-    store = f"the store {member.store.url}"
-    elsewhere = Elsewhere(store, node.local.fetched, stored.rounds, stored.fetch, stored.check_origin)
+    elsewhere = Elsewhere(f"the store {member.store.url}", node.local.fetched, stored.rounds, stored.fetch, stored.check_origin)
     checkpoints = Checkpoints(
         node.local.checkpoints, keep=KEPT, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say
     )
@@ -117,10 +115,10 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
 
 
 class _Stored:
-    """This node's checkpoints in the store, as far as one start looks at them: anybody may have put them there.
+    """The newest checkpoints in the store under this node's name. Anybody may have put them there.
 
-    A node that signs fetches what it has signed for, and no more bytes than that says. Any other fetches a few files: the first may
-    have `limit` bytes, the others as many together, since a file that is all hole costs a stranger nothing.
+    A node that signs fetches only what it has signed, and at most the signed number of bytes. Any other node fetches a few files:
+    the first may have `limit` bytes, and all others together as many, since a sparse file costs a stranger nothing.
     """
 
     def __init__(self, member: Membership, max_rounds: int, limit: int, say: Callable[[str], None]) -> None:
@@ -130,9 +128,8 @@ class _Stored:
         self._tried = False
         self.rounds: list[int] = []  # newest first
         with contextlib.suppress(StoreAway):
-            signed = self._signatures is not None
-            there = stored_rounds(self._store, self._layout, self._node_id, max_rounds, signed)
-            if signed:
+            there = stored_rounds(self._store, self._layout, self._node_id, max_rounds, signed=self._signatures is not None)
+            if self._signatures:
                 there = self._endorsed(itertools.islice(there, MOST_ASKED), say)
             self.rounds.extend(itertools.islice(there, MOST_TRIED))
 
@@ -147,7 +144,7 @@ class _Stored:
 
     def check_origin(self, number: int, path: Path) -> None:
         if self._signatures and self._endorsement(number).sha256 != checksum(path):
-            raise CheckpointError("it is not the checkpoint that this node has signed for")
+            raise CheckpointError("it is not the checkpoint that this node has signed")
 
     def _endorsed(self, rounds: Iterable[int], say: Callable[[str], None]) -> Iterator[int]:
         told = False
@@ -166,7 +163,7 @@ class _Stored:
 
 
 def stored_rounds(store: Store, layout: Layout, node_id: str, last: int, signed: bool = False) -> Iterator[int]:
-    """Rounds up to `last` of which the store has a checkpoint of this node, newest first; `signed` wants its document as well."""
+    """Rounds up to `last` for which the store has a checkpoint of this node, newest first; with `signed`, also its document."""
     for number in checkpoint_rounds(store, layout, last):
         names = store.list(layout.checkpoint_folder(number))
         if node_id in map(node_of_checkpoint, names) and (not signed or node_id in map(node_of_file, names)):
@@ -174,6 +171,6 @@ def stored_rounds(store: Store, layout: Layout, node_id: str, last: int, signed:
 
 
 def checkpoint_rounds(store: Store, layout: Layout, last: int) -> list[int]:
-    """Rounds up to `last` of which the store may have checkpoints, newest first."""
+    """Rounds up to `last` that have a folder of checkpoints in the store, newest first."""
     numbers = set(map(round_of_folder, store.list(layout.checkpoints)))
     return sorted((number for number in numbers if number is not None and number <= last), reverse=True)

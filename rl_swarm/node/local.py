@@ -1,7 +1,6 @@
-"""What a node keeps on its own disk: its name, a lock, a secret, its spool, its checkpoints and bad files set aside.
+"""A node's folder on its own disk: its name, lock, secret, spool and checkpoints, and bad files set aside.
 
-The folder is tied to the experiment's id, not only to its name: an experiment that was deleted and begun again under the same
-name starts from nothing.
+The folder is tied to the experiment's id, not only to its name: an experiment that was deleted and made again starts from nothing.
 """
 
 import contextlib
@@ -21,14 +20,14 @@ from rl_swarm.processes.stopping import LAUNCHER_SECONDS, LOOK_SECONDS
 from rl_swarm.swarm.experiment import Experiment
 
 POLL_SECONDS = 0.2
-NOTICE_SECONDS = 3 * LOOK_SECONDS  # within which a node has noticed that its launcher died, and says that it is stopping
+NOTICE_SECONDS = 3 * LOOK_SECONDS  # in which a node notices that its launcher died, and marks itself as stopping
 STOPPING = "stopping"
 MODEL_FILE = "model"
 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """The folder of one node, locked for as long as this process lives."""
+    """The folder of one node, locked while this process lives. A node alone keeps its record in its store, which nodes share."""
 
     node_id: str
     path: Path
@@ -41,12 +40,12 @@ class LocalFolder:
 
     @property
     def fetched(self) -> Path:
-        """Checkpoints that were brought from the store; beside the node's own ones, never among them."""
+        """Checkpoints fetched from the store, kept apart from the node's own."""
         return self.path / "fetched"
 
     @property
     def record(self) -> Path:
-        """Where the keys of what this node writes about itself begin; nodes alone have one for all, which is their store."""
+        """The root of the keys under which this node writes its journals."""
         return self.shared_record or self.path / "record"
 
     @property
@@ -55,26 +54,26 @@ class LocalFolder:
 
     @property
     def secret(self) -> str:
-        """Random, made once and told to nobody."""
+        """A random text, made once and never published."""
         path = self.path / "secret"
         if not path.exists():
             path.write_text(secrets.token_hex(16))
         return path.read_text()
 
     def remember_model(self, name: str) -> None:
-        """For whoever asks the model later: the store may say anything about it, and `auto` stands for several."""
-        with contextlib.suppress(OSError):  # a full disk may do without
+        """Keep the model's name for later questions to it: the store is not trusted, and `auto` stands for several models."""
+        with contextlib.suppress(OSError):  # a node on a full disk does without it
             (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
 
     def mark_stopping(self) -> None:
-        """Tell whoever wants this folder next that it will be free soon. Safe in a signal handler."""
-        with contextlib.suppress(OSError):  # a full disk: the next start gets the less helpful line
+        """Mark in the lock file that the folder will be free soon. Safe in a signal handler."""
+        with contextlib.suppress(OSError):  # on a full disk the next start prints a less helpful line
             os.write(self.lock.fileno(), f" {STOPPING}".encode())
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that has a node's folder, as the lock file names it; `stopping` once it was asked to stop or is done."""
+    """The process that holds a node's folder, according to the lock file; `stopping` once it is asked to stop or is done."""
 
     node_id: str
     pid: int | None
@@ -86,25 +85,25 @@ class Holder:
 
 
 def experiment_folder(config: Config, experiment: Experiment) -> Path:
-    """Named by the whole id and the founder's key: another's experiment may have the same name and id, and is another one."""
+    """The folder of an experiment, named by its id and its founder's key: a stranger may copy name and id."""
     known = hashlib.sha256(f"{experiment.experiment_id} {experiment.key or ''}".encode()).hexdigest()
     return home_of(config) / f"{experiment.experiment}-{known[:16]}"
 
 
 def insist_on_first_founder(config: Config, store_url: str, experiment: Experiment, own_key: str | None = None) -> None:
-    """Remember who has signed an experiment in a store; raise ConfigError if it is somebody else's later, or nobody's.
+    """Remember who signed an experiment in a store; raise ConfigError if later somebody else did, or nobody.
 
-    Whoever names the founder, or is the founder, is not asked.
+    Does not apply if SWARM_FOUNDER names the founder, or if this node is the founder.
     """
     name = hashlib.sha256(f"{store_url} {experiment.experiment}".encode()).hexdigest()[:32]
     path = home_of(config) / "founders" / name
-    with contextlib.suppress(OSError):  # a home that cannot be used is said when it is needed
+    with contextlib.suppress(OSError):  # a home that cannot be used is reported when it is needed
         first = path.read_text() if path.exists() else None
         if first and experiment.key not in (first, own_key or first) and config.founder is None:
             whose = f"signed with {experiment.key}" if experiment.key else "not signed"
             raise ConfigError(
-                f"the experiment {experiment.experiment!r} in {store_url} is {whose}, and was signed with {first} when this "
-                f"machine took part before: somebody replaced it. If that is meant, set SWARM_FOUNDER to its key, or delete {path}"
+                f"the experiment {experiment.experiment!r} in {store_url} is {whose}, but was signed with {first} when this "
+                f"machine took part before: somebody replaced it. If that is fine, set SWARM_FOUNDER to its key, or delete {path}"
             )
         if experiment.key and experiment.key != first:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ def home_of(config: Config) -> Path:
 
 
 def remembered_model(folder: Path) -> str | None:
-    """The model that the node of this folder has trained last."""
+    """The model that the node of this folder trained last."""
     try:
         return (folder / MODEL_FILE).read_text("utf-8", "surrogateescape")
     except OSError:
@@ -124,9 +123,9 @@ def remembered_model(folder: Path) -> str | None:
 
 
 def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> LocalFolder:
-    """Take the named node's folder, or without a name the first of this machine's own nodes that is not running.
+    """Lock the folder of NODE_ID, or without NODE_ID that of this machine's first node that is not running.
 
-    A node of that name that is still stopping is waited for, and `say` is told so.
+    Wait for a node of that name that is still stopping, and `say` so.
     """
     root = experiment_folder(config, experiment)
     record = Path(config.store_url) if config.store is None else None
@@ -156,9 +155,9 @@ def make_private(folder: Path) -> None:
 
 
 def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Wait for nodes that are stopping to end; raise ConfigError for one that goes on running, or does not end in time.
+    """Wait for stopping nodes to end; raise ConfigError for one that keeps running, or does not end in time.
 
-    A node whose launcher was killed needs a moment to notice it.
+    A node whose launcher was killed gets a moment to notice it.
     """
     began, told = time.monotonic(), set[str]()
     while holders := [holder for folder in folders if (holder := holder_of(folder))]:
@@ -183,7 +182,7 @@ def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """The process that has a node's folder now, None if nobody has."""
+    """The process that holds a node's folder now, or None."""
     try:
         with open(folder / "lock", "r+") as handle:
             try:

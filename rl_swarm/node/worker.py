@@ -1,8 +1,8 @@
-"""The loop of a node: Algorithm 1 of Swarm sAmpling Policy Optimization (arXiv:2509.08721, section 3), with everything it needs as
-arguments, so that it imports no torch and a simulation runs this very loop.
+"""The loop of a node: Algorithm 1 of Swarm sAmpling Policy Optimization (arXiv:2509.08721, section 3).
 
-It departs from the paper in that rounds are labels: a node never waits for a peer, takes external rollouts from a window of
-rounds, and goes on alone when there is no coordinator or no store.
+It departs from the paper: rounds are labels, so a node never waits for a peer, takes external rollouts from a window of rounds, and
+continues alone without a coordinator or a store. Every part is an argument: the loop imports no torch, and a simulation runs it as
+it is.
 """
 
 import random
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from rl_swarm.clock import Clock
+from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError
 from rl_swarm.node.journal import Journal
@@ -28,9 +28,9 @@ from rl_swarm.swarm.protocol import Swarm
 
 BARREN_ROUNDS = 20
 DISCOUNTED_ROUNDS = 20
-LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # that the last checkpoint waits for room on the disk, and between two tries
-LAST_PUSH_SECONDS = 1800.0  # for the model of a run that is complete; who stops a node waits no longer than PUSH_SECONDS
-STAGE = 0  # the only one that is played today
+LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
+LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
+STAGE = 0  # the only stage today
 
 
 class Tasks(Protocol):
@@ -60,14 +60,10 @@ class Checkpoints(Protocol):
     def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None: ...
 
 
-class Evaluate(Protocol):
-    def __call__(self, round_number: int) -> dict[str, Any]: ...
-
-
 class Push(Protocol):
-    """Shares the model as it is now. It reports its failures itself, raises none of them, and only `close` waits.
+    """Share the current model. Reports its own failures and raises none; only `close` waits.
 
-    `patience` says how many seconds in all, and may say less when it is asked again.
+    `patience` returns the seconds to wait in total, and may return less when it is called again.
     """
 
     def after_round(self, number: int) -> None: ...
@@ -77,28 +73,16 @@ class Push(Protocol):
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns: without `evaluate`, nothing is held out."""
+    """Everything that learns. `evaluate` measures held-out accuracy before a round; without it nothing is held out."""
 
     tasks: Tasks
     policy: Policy
     trainer: Trainer
-    evaluate: Evaluate | None = None
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    node_id: str
-    seed: int = 42
-    max_rounds: int = 2000
-    own_count: int = 8
-    external_count: int = 0
-    group_size: int = 8
-    checkpoint_interval: int = 10
-    eval_interval: int = 0
+    evaluate: Callable[[int], dict[str, Any]] | None = None
 
 
 class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything but the weights that a node is between two rounds."""
+    """The state of a node between two rounds, without the weights."""
 
     tasks: dict[str, Any]
     swarm: dict[str, Any]
@@ -108,38 +92,34 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stopped(Exception):
-    """Leaves a round that was asked to stop; the round counts as not begun."""
+    """Leaves a round when a stop is requested; the round counts as not begun."""
 
 
 class Worker:
     def __init__(
         self,
-        settings: WorkerSettings,
+        settings: Config,
         learner: Learner,
         swarm: Swarm,
         journal: Journal,
         checkpoints: Checkpoints,
-        clock: Clock,
         stop: Stop,
         push: Push | None = None,
     ) -> None:
         self.settings = settings
         self.tasks, self.policy, self.trainer, self.evaluate = learner.tasks, learner.policy, learner.trainer, learner.evaluate
         self.swarm = swarm
-        self.journal = journal
+        self.journal, self.clock = journal, journal.clock
         self.checkpoints = checkpoints
-        self.clock = clock
         self.stop = stop
         self.push = push
         self.totals: Counter[str] = Counter()
-        self._barren = 0
-        self._discounted = 0
+        self._barren = self._discounted = 0
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
-        self._saved_at = 0
-        self._evaluated_at = 0
+        self._saved_at = self._evaluated_at = 0
 
     def run(self) -> str:
-        """Work until the swarm's round reaches the limit or a stop is asked for; return how it ended."""
+        """Play rounds until the swarm reaches the last one or a stop is requested; return "complete" or "stopped"."""
         number = self._begin()
         self.journal.progress("training_started", number)
         try:
@@ -147,7 +127,7 @@ class Worker:
                 self.play(number)
                 self._mark_boundary(number + 1)
                 if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
-                    self._try_to_save()
+                    self._save()
                 if self.push:
                     self.push.after_round(number + 1)
                 number = self._next_round(number)
@@ -158,7 +138,7 @@ class Worker:
         return outcome
 
     def play(self, number: int) -> None:
-        """One round: draw, answer, publish, gather, update, submit, record."""
+        """Play one round: draw, answer, publish, gather, update, submit, record."""
         watch = Stopwatch(self.clock)
         self.journal.progress("round_start", number)
         self._step("generating", number)
@@ -177,38 +157,37 @@ class Worker:
         rewards = rewards_of(own)
         self.swarm.submit(number, STAGE, fmean(rewards), len(rewards))
         watch.lap("store")
-        figures = own_figures(own) | batch_figures(informative, external, number)
-        self._record(number, learnt | figures, dict(self.swarm.figures(number)), watch)
+        self._record(number, learnt | own_figures(own) | batch_figures(informative, external, number), watch)
 
     def _chooser(self, number: int) -> random.Random:
-        return generator(self.settings.seed, self.settings.node_id, number, "choose")
+        return generator(self.settings.seed, self.settings.node, number, "choose")
 
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
-        """Answer and score; each rollout is published as soon as it exists."""
+        """Answer and score the questions; publish each rollout as soon as it exists."""
         own = []
-        seed = stream_seed(self.settings.seed, self.settings.node_id, number, "sample")
+        seed = stream_seed(self.settings.seed, self.settings.node, number, "sample")
         for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
             watch.lap("generate")
-            self._obey_stop()  # a group whose answers hang takes ten seconds
+            self._obey_stop()  # scoring a group whose answers hang takes ten seconds
             question = questions[slot]
             scores = self.tasks.score_all(question, [done.text for done in completions])
             scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
-            rollout = Rollout(question, scored, self.settings.node_id, number, STAGE, slot)
+            rollout = Rollout(question, scored, self.settings.node, number, STAGE, slot)
             watch.lap("score")
             self.swarm.publish(rollout, self.trainer.policy_version)
             watch.lap("store")
             own.append(rollout)
         return own
 
-    def _record(self, number: int, measured: dict[str, Any], exchanged: dict[str, Any], watch: Stopwatch) -> None:
-        settings = self.settings
+    def _record(self, number: int, measured: dict[str, Any], watch: Stopwatch) -> None:
+        settings, exchanged = self.settings, dict(self.swarm.figures(number))
         watch.move("store", "score", exchanged.pop("checking_seconds", 0.0))
         row = Round(
             **measured,
-            **(self._evaluate(number + 1) if self._due(number + 1) else {}),
+            **self._evaluate(number + 1),
             **exchanged,
             timestamp=self.clock.wall(),
-            node_id=settings.node_id,
+            node_id=settings.node,
             experiment=self.journal.layout.experiment_name,
             round=number,
             stage=STAGE,
@@ -227,61 +206,56 @@ class Worker:
             f"round {number}: reward {row.reward:.3f}, own {row.own_used}/{settings.own_count}, "
             f"external {row.external_used}/{settings.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
-        self._warn_if_barren(row.own_used + row.external_used, number)
-        self._warn_if_discounted(row)
+        self._warn(row)
         self.journal.tell(self.swarm.news())
 
-    def _warn_if_barren(self, used: int, number: int) -> None:
-        self._barren = 0 if used else self._barren + 1
+    def _warn(self, row: Round) -> None:
+        """Warn after many rounds in which nothing, or little of what peers sent, could be learnt from."""
+        self._barren = 0 if row.own_used + row.external_used else self._barren + 1
         if self._barren == BARREN_ROUNDS:
             self._barren = 0
-            self.journal.event("nothing_informative", round=number, rounds=BARREN_ROUNDS)
-            self.journal.say(
+            line = (
                 f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
-                "nothing is learnt; 'rl-swarm probe' finds tasks that this model can learn from"
+                "there is no gradient; run 'rl-swarm probe' to find tasks that this model can learn from"
             )
-
-    def _warn_if_discounted(self, row: Round) -> None:
-        """Say once when most completions of peers have counted for nothing for many rounds; rounds without any are no sign."""
-        if not row.external_weighed:
-            return
-        self._discounted = self._discounted + 1 if row.external_discounted > row.external_weighed / 2 else 0
-        if self._discounted == DISCOUNTED_ROUNDS:
-            self.journal.event("external_discounted", round=row.round, rounds=DISCOUNTED_ROUNDS)
-            self.journal.say(
-                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: they are absurd to this model, or "
-                "longer than MAX_NEW_TOKENS; 'external_ids' in the metrics says whose they are"
-            )
-
-    def _due(self, number: int) -> bool:
-        interval = self.settings.eval_interval
-        return bool(self.evaluate and interval and number - self._evaluated_at >= interval)
+            self.journal.note("nothing_informative", line, round=row.round, rounds=BARREN_ROUNDS)
+        if row.external_weighed:  # a round without external completions says nothing about them
+            self._discounted = self._discounted + 1 if row.external_discounted > row.external_weighed / 2 else 0
+            if self._discounted == DISCOUNTED_ROUNDS:
+                line = (
+                    f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: this model finds them absurd, "
+                    "or they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
+                )
+                self.journal.note("external_discounted", line, round=row.round, rounds=DISCOUNTED_ROUNDS)
 
     def _evaluate(self, number: int) -> dict[str, Any]:
-        assert self.evaluate is not None
-        self.journal.state("evaluating", number)  # no place to stop: by now the update is done, or the round is not begun
+        """Measure held-out accuracy if it is due before this round. Never left half-way: the update is done by now."""
+        interval = self.settings.eval_interval
+        if not self.evaluate or not interval or 0 < number < self._evaluated_at + interval:
+            return {}
+        self.journal.state("evaluating", number)
         result = self.evaluate(number)
         self._evaluated_at = number
         self.journal.event("evaluation", round=number, **result)
         return result
 
-    # Beginning, and going on
+    # Starting and resuming
 
     def _begin(self) -> int:
-        """Restore what this node was, and find the round to start with."""
+        """Restore the newest checkpoint, and return the round to start with."""
         resumed = self.checkpoints.restore(self._resume)
         number = resumed or 0
         self._mark_boundary(number)
         self.journal.event("started", resumed=resumed is not None, round=number)
-        if resumed is None and self.evaluate and self.settings.eval_interval:
+        if resumed is None:
             self._evaluate(0)
         return self.swarm.first_round(number)
 
     def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
-        """Become what a checkpoint says that this node was; raise CheckpointError, with nothing changed, where that cannot be."""
+        """Take over the state of a checkpoint; raise CheckpointError, with nothing changed, if it cannot be used."""
         state = typed(node_state, NodeState)
         if state.evaluated_at > number:
-            raise CheckpointError(f"it says that round {state.evaluated_at} was evaluated, which comes after its own")
+            raise CheckpointError(f"it was last evaluated at round {state.evaluated_at}, which comes after its own")
         before = self.tasks.state(), self.swarm.state()
         try:
             self.tasks.restore(state.tasks)
@@ -302,7 +276,7 @@ class Worker:
     # Stopping and saving
 
     def _step(self, doing: str, number: int) -> None:
-        """Between two steps of a round: a stop asked for by now ends the round here."""
+        """Begin a step of a round, unless a stop is requested."""
         self._obey_stop()
         self.journal.tell(self.swarm.news())
         self.journal.state(doing, number)
@@ -312,7 +286,7 @@ class Worker:
             raise Stopped
 
     def _mark_boundary(self, number: int) -> None:
-        """Remember everything but the weights as it is between two rounds; a round that is left half-way counts as not begun."""
+        """Keep the state between two rounds, without the weights: a round that is left half-way counts as not begun."""
         node_state = {
             "tasks": self.tasks.state(),
             "swarm": self.swarm.state(),
@@ -322,47 +296,40 @@ class Worker:
         }
         self._boundary = (number, node_state)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
+        """Save a checkpoint of the last boundary. A full disk is reported, and the next round tries again.
+
+        The `last` one holds everything learnt since the checkpoint before: wait a minute for disk space, unless a stop is
+        requested, then raise.
+        """
         number, node_state = self._boundary
-        self.journal.state("saving a checkpoint", number)
-        self.checkpoints.save(number, node_state, self.trainer.state())
-        self._saved_at = number
-
-    def _try_to_save(self) -> None:
-        """In mid-run a full disk is reported and costs nothing yet; the next round tries again, and the end insists."""
-        try:
-            self._save()
-        except CheckpointError as error:
-            self._tell(error)
-
-    def _tell(self, error: CheckpointError) -> None:
-        self.journal.event("checkpoint_failed", error=str(error))
-        self.journal.say(str(error))
-
-    def _save_at_last(self) -> None:
-        """All that was learnt since the last checkpoint is at stake: wait a minute for room, unless a stop is asked for."""
         deadline = self.clock.monotonic() + LAST_SAVE_SECONDS
+        self.journal.state("saving a checkpoint", number)
         while True:
             try:
-                self._save()
+                self.checkpoints.save(number, node_state, self.trainer.state())
+                self._saved_at = number
                 return
             except CheckpointError as error:
-                if self.stop.requested or self.clock.monotonic() >= deadline:
+                if last and (self.stop.requested or self.clock.monotonic() >= deadline):
                     raise
-                self._tell(error)
+                self.journal.note("checkpoint_failed", str(error))
+            if not last:
+                return
             self.clock.sleep(LAST_SAVE_PAUSE)
 
     def _finish(self, outcome: str, number: int) -> None:
-        self._save_at_last()
+        self._save(last=True)
         if self.push:
+
+            def patience() -> float:
+                return PUSH_SECONDS if self.stop.requested else LAST_PUSH_SECONDS
+
             self.journal.state("pushing the model", self._boundary[0])
-            self.journal.show(f"pushing the model, at most {self._push_patience():.0f} s")
+            self.journal.show(f"pushing the model, at most {patience():.0f} s")
             self.push(self._boundary[0])
-            self.push.close(self._push_patience)
+            self.push.close(patience)
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
         self.journal.event(outcome, round=number, totals=dict(self.totals))
         self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
-
-    def _push_patience(self) -> float:
-        return PUSH_SECONDS if self.stop.requested else LAST_PUSH_SECONDS

@@ -96,7 +96,7 @@ def run_cell(cell: Cell, after_round: Callable[[int], None] = lambda number: Non
                     member.adapt(cell.arm.split, len(members) - 1)
                 member.play(number)
             after_round(number + 1)
-    rows = [node_round(member.worker.settings.node_id, row) for member in members for row in member.journal.rows]
+    rows = [node_round(member.worker.settings.node, row) for member in members for row in member.journal.rows]
     assert len(rows) == len(members) * cell.rounds, "a journal lacks a round"
     return CellResult(cell, tuple(sorted(rows, key=lambda row: (row.round, row.node))), before, time.monotonic() - began)
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,16 +187,12 @@ def make_pusher(node: "Node", policy: "Policy") -> HubPusher | None:
         tasks_version = node.experiment.tasks_version
         write(folder, policy, collect(config, node.record, node_id, number, model=policy.name, tasks_version=tasks_version))
 
-    def report(line: str) -> None:
-        node.journal.say(line)
-        node.journal.event("push", message=line)
-
     return HubPusher(
         write_export,
         name=repository_name(config.experiment_name, node_id),
         token=config.hub_token,
         folder=node.local.path / "push",
-        report=report,
+        report=partial(node.journal.note, "push"),
         interval=config.hub_push_interval,
     )
 

@@ -1,12 +1,14 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl_swarm.config import Config
 from rl_swarm.document import seal
 from rl_swarm.identity import load_identity
-from rl_swarm.node.coordinator import MOST_ASKED, MOST_NAMED, MOST_PASSED, Coordinator, CoordinatorSettings
+from rl_swarm.node.coordinator import MOST_ASKED, MOST_NAMED, MOST_PASSED, Coordinator
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.runs import progress
 from rl_swarm.store.base import Transient
@@ -49,7 +51,7 @@ def make(
     signatures: Signatures | None = None,
     **settings: Any,
 ) -> Coordinator:
-    chosen = CoordinatorSettings(node_id, **({"max_rounds": 3, "round_interval": 60.0} | settings))
+    chosen = replace(Config(node_id=node_id, max_rounds=3), **settings)
     member = member_of(store, tmp_path, node_id, clock, signatures)
     return Coordinator(chosen, member, journal_of(member, tmp_path), Stop())
 
@@ -184,7 +186,7 @@ def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:
 
 def test_the_timer_closes_a_round_whatever_was_submitted(tmp_path: Path) -> None:
     clock = Scripted()
-    make(MemoryStore(), clock, tmp_path, advance="timer").run()
+    make(MemoryStore(), clock, tmp_path, round_advance="timer").run()
     assert 180 <= clock.elapsed < 190
 
 
@@ -518,7 +520,9 @@ def test_a_signed_reward_for_the_last_round_ends_no_run_of_a_founder(tmp_path: P
     signed.join("a", "stranger")
     if not late:
         signed.submit(1999, "stranger")
-    coordinator = make(store, clock, tmp_path, signatures=signed.of["boss"], max_rounds=2000, advance="timer", round_interval=10.0)
+    coordinator = make(
+        store, clock, tmp_path, signatures=signed.of["boss"], max_rounds=2000, round_advance="timer", round_interval=10.0
+    )
 
     def script() -> None:
         signed.submit(max(announced(store)), "a")

@@ -9,7 +9,7 @@ from rl_swarm.clock import SystemClock
 from rl_swarm.config import load
 from rl_swarm.learning.checkpoint import Checkpoints
 from rl_swarm.node.learner import make_learner
-from rl_swarm.node.worker import Worker, WorkerSettings
+from rl_swarm.node.worker import Worker
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from tests.support.members import member_of, worker_of
@@ -19,20 +19,12 @@ LAYOUT = Layout("trial")
 
 def make_worker(store: Store, folder: Path, node_id: str, **environment: Any) -> Worker:
     torch.set_num_threads(1)
-    config = load({"MODEL_NAME": "nano", "CPU_ONLY": "1"} | {name: str(value) for name, value in environment.items()})
+    config = load(
+        {"MODEL_NAME": "nano", "CPU_ONLY": "1", "NODE_ID": node_id} | {name: str(value) for name, value in environment.items()}
+    )
     learner = make_learner(config, node_id)
     member = member_of(store, folder, node_id, SystemClock())
-    settings = WorkerSettings(
-        node_id=node_id,
-        seed=config.seed,
-        max_rounds=config.max_rounds,
-        own_count=config.own_count,
-        external_count=config.external_count,
-        group_size=config.group_size,
-        checkpoint_interval=config.checkpoint_interval,
-        eval_interval=config.eval_interval,
-    )
-    return worker_of(member, folder, settings, learner, Checkpoints(folder / node_id / "checkpoints"))
+    return worker_of(member, folder, config, learner, Checkpoints(folder / node_id / "checkpoints"))
 
 
 def weights(worker: Worker) -> dict[str, torch.Tensor]:

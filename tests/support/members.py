@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_swarm.clock import Clock
+from rl_swarm.config import Config
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Learner, Worker, WorkerSettings
+from rl_swarm.node.worker import Learner, Worker
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.store import Store
 from rl_swarm.swarm.copies import Copies
@@ -38,12 +39,11 @@ def journal_of(member: Membership, folder: Path, **more: Any) -> Journal:
 def worker_of(
     member: Membership,
     folder: Path,
-    settings: WorkerSettings,
+    settings: Config,
     learner: Learner,
     checkpoints: Any,
     *,
     stop: Stop | None = None,
-    round_interval: float = 60.0,
     **exchange: Any,
 ) -> Worker:
     swarm = StoreSwarm(
@@ -51,9 +51,9 @@ def worker_of(
         ExchangeSettings(member.node_id, **exchange),
         learner.tasks.verify,
         max_rounds=settings.max_rounds,
-        round_interval=round_interval,
+        round_interval=settings.round_interval,
     )
-    return Worker(settings, learner, swarm, journal_of(member, folder), checkpoints, member.clock, stop or Stop())
+    return Worker(settings, learner, swarm, journal_of(member, folder), checkpoints, stop or Stop())
 
 
 def copy_journals(worker: Worker) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import load
+from rl_swarm.config import Config, load
 from rl_swarm.node.journal import Journal
-from rl_swarm.node.worker import Learner, Worker, WorkerSettings
+from rl_swarm.node.worker import Learner, Worker
 from rl_swarm.rollout import Completion, Question
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
@@ -63,7 +63,7 @@ class SampleRun:
     def worker(self, node_id: str, place: int, external_count: int) -> Worker:
         register(self.store, LAYOUT, Registration(node_id, "worker", self.clock.wall(), "nano", node_id, "1", "s"))
         learner = Learner(StandInTasks(node_id), Rising(place), StandInTrainer())
-        settings = WorkerSettings(node_id, max_rounds=16, own_count=2, external_count=external_count, group_size=4)
+        settings = Config(node_id=node_id, max_rounds=16, own_count=2, external_count=external_count, group_size=4)
         member = member_of(self.store, self.folder, node_id, self.clock)
         self.members.append(member)
         worker = worker_of(member, self.folder, settings, learner, StandInCheckpoints())

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from rl_swarm.clock import SystemClock
+from rl_swarm.config import Config
 from rl_swarm.document import seal
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.node.learner import checkpoint_rounds
-from rl_swarm.node.worker import Learner, Worker, WorkerSettings
+from rl_swarm.node.worker import Learner, Worker
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import published
@@ -361,7 +362,7 @@ def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: 
 
 def worker(store: MemoryStore, tmp_path: Path) -> tuple[Worker, list[str]]:
     said: list[str] = []
-    settings = WorkerSettings("me", max_rounds=8, own_count=1, external_count=2, group_size=2)
+    settings = Config(node_id="me", max_rounds=8, own_count=1, external_count=2, group_size=2)
     learner = Learner(StandInTasks("me"), StandInPolicy(), StandInTrainer())
     made = worker_of(member_of(store, tmp_path, "me", store.clock), tmp_path, settings, learner, StandInCheckpoints())
     made.journal.console = said.append
