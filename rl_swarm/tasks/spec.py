@@ -1,10 +1,10 @@
-"""The TASKS setting: what it may say, and one canonical way to say it.
+"""The TASKS setting: its grammar, and one canonical text for the same tasks.
 
-This module reads text and, for own tasks, hashes a file. It never imports reasoning_gym, so `config`, `status` and the web
-server may use it; whether a name or a parameter exists is checked by `Tasks`, which loads the library anyway.
+Reads text and, for own tasks, hashes a file. Never imports reasoning_gym, so `config`, `status` and the web server may use it;
+`Tasks` loads the library and checks that names and parameters exist.
 
-An own task is code. It is taken only from a file that this user named, in TASKS or TASK_FILES; an experiment can ask for one by
-its hash, and never say where it lies.
+An own task is code. It comes only from a file that this user named in TASKS or TASK_FILES; an experiment can ask for one by its
+hash, but cannot say where it lies.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import Config, expanded
+from rl_swarm.config import Config, expanded, number, read
 from rl_swarm.errors import ConfigError
 
 PRESETS: dict[str, str] = {
@@ -43,17 +43,16 @@ _STEM = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INT = re.compile(r"[+-]?[0-9]{1,30}")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _BARE = re.compile(r"[^\s\"'\[\],:=]+")
+_TOKEN = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""")  # quoted text or a single character
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
-_RESERVED = ("seed", "size")
 
 
 @dataclass(frozen=True)
 class TaskSpec:
     """One task of an experiment.
 
-    An own task also has the path, the hash and the content of its file, which is read once: editing it changes no node that
-    runs. Where it lies is this node's affair, so paths are not compared; `name` carries the hash, and a peer with another
-    file has another task."""
+    An own task also has the path, hash and content of its file. The file is read once: editing it changes no running node. Paths
+    differ between nodes, so they are not compared. `name` has the hash, so a peer with another file has another task."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -68,44 +67,44 @@ class TaskSpec:
         if self.path is not None:
             stem, _, digest = self.name.rpartition("@")
             return f"./{stem}.py@{digest}"
-        return self.name + "".join(f":{name}={_text(self.config[name])}" for name in sorted(self.config))
+        values = {name: json.dumps(self.config[name], separators=(",", ":")) for name in sorted(self.config)}
+        return self.name + "".join(f":{name}={value}" for name, value in values.items())
 
 
 def tasks_of(config: Config) -> tuple[TaskSpec, ...]:
-    """The tasks of a node; what comes from an experiment may name no file."""
+    """The tasks of a node. An experiment's TASKS may use only the files that this user named in TASK_FILES."""
     files = [path.strip() for path in (config.task_files or "").split(",") if path.strip()]
-    return parse_tasks(config.tasks, None if config.sources.get("tasks") != "experiment" else files)
+    return parse_tasks(config.tasks, files if config.sources.get("tasks") == "experiment" else None)
 
 
 def parse_tasks(text: str, files: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
     """Read TASKS: names, parameters, weights, presets and paths of own tasks; raise ConfigError with one line.
 
-    With `files` the text is a stranger's: an own task is looked for among these files by its hash, and nowhere else. The specs come
-    back sorted, since the order in which tasks are named means nothing."""
-    specs: list[TaskSpec] = []
-    for entry in _split(text, ",", text):
-        if not entry:
-            raise _wrong(text, "has an empty entry", "write names separated by single commas, for example TASKS=gcd,chain_sum")
-        specs.extend(_parse_entry(entry, text, files))
+    With `files` the text is a stranger's: an own task is looked up by its hash among these files, and nowhere else. The specs are
+    sorted, because the order in TASKS has no meaning."""
+    return read("TASKS", lambda text: _parse(text, files), text)
+
+
+def _parse(text: str, files: Sequence[str] | None) -> tuple[TaskSpec, ...]:
     by_id: dict[str, TaskSpec] = {}
-    for spec in specs:
+    for spec in (spec for entry in _split(text, ",") for spec in _parse_entry(entry, files)):
         if by_id.setdefault(spec.id, spec) is not spec:
-            raise _wrong(text, f"names {spec.id!r} twice", f"name it once and give it a weight: {spec.id}*2")
+            raise ValueError(f"names {spec.id!r} twice: name it once, with a weight such as {spec.id}*2")
     return tuple(by_id[each] for each in sorted(by_id))
 
 
 def canonical(specs: Iterable[TaskSpec]) -> str:
     """The one text for these specs: equal for two nodes exactly when they train on the same tasks with the same weights.
 
-    It parses back to the same specs. An own task is written `./name.py@hash`: where it is read, the file is expected in the
-    current folder and its content is compared with the hash."""
+    It parses back to the same specs. An own task becomes `./name.py@hash`: the reader expects the file in the current folder and
+    compares its content with the hash."""
     return ",".join(
         sorted(spec.id + ("" if spec.weight == 1 else f"*{spec.weight!r}".removesuffix(".0").replace("+", "")) for spec in specs)
     )
 
 
 def tasks_version() -> str:
-    """Which task library makes the questions here, as published with every bundle; reads metadata, imports nothing."""
+    """The task library that makes the questions here, as published with every bundle. Reads metadata, imports nothing."""
     try:
         return f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
     except importlib.metadata.PackageNotFoundError:
@@ -113,84 +112,76 @@ def tasks_version() -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The remedy for a misspelt name: the nearest real one, or some of them when nothing is near."""
+    """The remedy for a misspelt name: the nearest real one, or some of them when none is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     some = ", ".join(known[:12]) + (" and others" if len(known) > 12 else "")
     return f"did you mean {close[0]!r}?" if close else f"there are {some or 'none'}"
 
 
-def _parse_entry(entry: str, text: str, files: Sequence[str] | None) -> list[TaskSpec]:
+def _parse_entry(entry: str, files: Sequence[str] | None) -> Sequence[TaskSpec]:
+    if not entry:
+        raise ValueError("has an empty entry: separate names by single commas, as in TASKS=gcd,chain_sum")
     weight = 1.0
     if found := _WEIGHT.search(entry):
-        weight = _parse_weight(found[1], entry, text)
+        weight = read(f"TASKS: the weight in {entry!r}", number(1e-6, 1e6), found[1])
         entry = entry[: found.start()].rstrip()
     if entry in PRESETS:
         return [replace(spec, weight=spec.weight * weight) for spec in parse_tasks(PRESETS[entry])]
     if own := _OWN.fullmatch(entry):
-        if files is not None:
-            return [_named_task(own["path"], own["sha"] or "", weight, files)]
-        return [_own_task(own["path"], own["sha"], weight, text)]
-    name, *parameters = _split(entry, ":", text)
+        spec = _own_task(own["path"], own["sha"]) if files is None else _named_task(own["path"], own["sha"] or "", files)
+        return [replace(spec, weight=weight)]
+    name, *parameters = _split(entry, ":")
     if not _NAME.fullmatch(name):
-        raise _wrong(text, f"has {entry!r}, which is no task", "use a reasoning-gym name, a preset, or a path that ends in .py")
+        raise ValueError(f"has {entry!r}, which is no task: use a reasoning-gym name, a preset, or a path that ends in .py")
     config: dict[str, Any] = {}
     for parameter in parameters:
-        key, equals, value = parameter.partition("=")
-        if not equals or not _NAME.fullmatch(key.strip()) or key.strip() in config:
-            raise _wrong(text, f"has {parameter!r} in {entry!r}", f"write each parameter once, as {name}:parameter=value")
-        if key.strip() in _RESERVED:
-            raise _wrong(text, f"sets {key.strip()} in {entry!r}", "leave it out: each node derives it from SEED and NODE_ID")
-        config[key.strip()] = _parse_value(value.strip(), text)
+        key, equals, value = map(str.strip, parameter.partition("="))
+        if not equals or not _NAME.fullmatch(key) or key in config:
+            raise ValueError(f"has {parameter!r} in {entry!r}: write each parameter once, as {name}:parameter=value")
+        if key in ("seed", "size"):
+            raise ValueError(f"sets {key} in {entry!r}: leave it out, each node derives it from SEED and NODE_ID")
+        config[key] = _parse_value(value)
     return [TaskSpec(name, config, weight)]
 
 
-def _parse_weight(value: str, entry: str, text: str) -> float:
-    weight = float(value) if _FLOAT.fullmatch(value) else -1.0
-    if not 1e-6 <= weight <= 1e6:
-        raise _wrong(text, f"has the weight {value} in {entry!r}", "use a positive number, for example gcd*2")
-    return weight
-
-
-def _own_task(given: str, sha: str | None, weight: float, text: str) -> TaskSpec:
+def _own_task(given: str, sha: str | None = None) -> TaskSpec:
     path = expanded(given, "TASKS")
     try:
         content = path.read_bytes()
         source = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(text, f"names the file {given!r} ({error})", "give the path of a readable .py file in UTF-8") from None
+        raise ValueError(f"names the file {given!r} ({error}): give the path of a readable .py file in UTF-8") from None
     if not _STEM.fullmatch(path.stem):
-        raise _wrong(text, f"names the file {path.name!r}", "rename it: letters, digits, '.', '_' and '-', at most 64")
+        raise ValueError(f"names the file {path.name!r}: rename it to at most 64 letters, digits, '.', '_' and '-'")
     digest = hashlib.sha256(content).hexdigest()
     if sha is not None and not digest.startswith(sha):
-        raise _wrong(
-            text, f"wants {given!r} with hash {sha}, this file has {digest[:16]}", "copy the file that the experiment uses"
-        )
-    return TaskSpec(f"{path.stem}@{digest[:16]}", {}, weight, str(path.resolve()), digest, source)
+        raise ValueError(f"wants {given!r} with hash {sha}, this file has {digest[:16]}: copy the file that the experiment uses")
+    return TaskSpec(f"{path.stem}@{digest[:16]}", path=str(path.resolve()), sha256=digest, source=source)
 
 
-def _named_task(given: str, sha: str, weight: float, files: Sequence[str]) -> TaskSpec:
-    """The task of an experiment that asks for code, from one of the files that this user named."""
+def _named_task(given: str, sha: str, files: Sequence[str]) -> TaskSpec:
+    """The code that an experiment asks for, from one of the files that this user named."""
     for path in files:
-        spec = _own_task(path, None, weight, path)
+        spec = read("TASK_FILES", _own_task, path)
         if sha and spec.sha256.startswith(sha):
             return spec
     raise ConfigError(
         f"the experiment runs code, the task file {Path(given).name!r} with hash {sha or 'none'}, which TASK_FILES does not name: "
-        "get it from whoever started the experiment, read it, and start again with TASK_FILES set to its path"
+        "get the file from the experiment's founder, read it, and start again with TASK_FILES set to its path"
     )
 
 
-def _parse_value(value: str, text: str) -> Any:
+def _parse_value(value: str) -> Any:
     if value.startswith("[") and value.endswith("]"):
         inner = value[1:-1].strip()
-        return [_parse_value(item, text) for item in _split(inner, ",", text)] if inner else []
+        return [_parse_value(item) for item in _split(inner, ",")] if inner else []
     if len(value) >= 2 and value[0] == value[-1] == "'":
         return value[1:-1]
     if value.startswith('"'):
         try:
             return json.loads(value)
         except ValueError:
-            raise _wrong(text, f"has the value {value}", "close the quotes, and double a backslash") from None
+            raise ValueError(f"has the value {value!r}: close the quotes, and double a backslash") from None
     if value.lower() in _WORDS:
         return _WORDS[value.lower()]
     if _INT.fullmatch(value):
@@ -199,36 +190,21 @@ def _parse_value(value: str, text: str) -> Any:
         return float(value)
     if _BARE.fullmatch(value):
         return value
-    raise _wrong(text, f"has the value {value!r}", 'write a number, true, false, a word, "quoted text" or a list such as [1,2]')
+    raise ValueError(f'has the value {value!r}: write a number, true, false, a word, "quoted text" or a list such as [1,2]')
 
 
-def _text(value: Any) -> str:
-    """A value as `_parse_value` reads it back; JSON but for spaces."""
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _split(text: str, mark: str, whole: str) -> list[str]:
+def _split(text: str, mark: str) -> list[str]:
     """Split at `mark` outside quotes and brackets."""
-    parts, start, depth, quote, escaped = [], 0, 0, "", False
-    for place, letter in enumerate(text):
-        if quote:
-            if letter == quote and not escaped:
-                quote = ""
-            escaped = letter == "\\" and not escaped and quote == '"'
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "[]":
-            depth += 1 if letter == "[" else -1
-        elif letter == mark and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-        if depth < 0 or depth > 8:
-            break
-    if quote or depth:
-        raise _wrong(whole, "has an open quote or bracket", "close it")
-    return [*parts, text[start:].strip()]
-
-
-def _wrong(text: str, fact: str, remedy: str) -> ConfigError:
-    shown = text if len(text) <= 200 else text[:197] + "..."
-    return ConfigError(f"TASKS={shown!r} {fact}: {remedy}")
+    parts, depth = [""], 0
+    for found in _TOKEN.finditer(text):
+        token = found[0]
+        depth += {"[": 1, "]": -1}.get(token, 0)
+        if token in ('"', "'") or not 0 <= depth <= 8:
+            raise ValueError("has an open quote or bracket: close it")
+        if token == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    if depth:
+        raise ValueError("has an open quote or bracket: close it")
+    return [part.strip() for part in parts]

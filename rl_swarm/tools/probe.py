@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
+from rl_swarm.tasks.bench import CannotMake
 from rl_swarm.tasks.levels import candidates
 
 BATCH = 8  # most questions asked at once
@@ -139,14 +141,16 @@ class Family(Tasks):
 
     def draw_from(self, spec: TaskSpec, known: Container[str]) -> Question:
         """The next question of a level, and a new one if a few tries find one."""
-        found, timeouts = None, self.counters["question_timeout"]
-        for _ in range(TRIES):
-            question = self._advance(self.specs.index(spec), {})
-            if question is not None and question.text_id not in known:
-                return question
-            found = question or found
-            if self.counters["question_timeout"] > timeouts:
-                raise Unusable("takes too long to make a question")
+        found = None
+        for place in islice(self._stream(self.specs.index(spec)), TRIES):
+            [item] = self._helper.items([place])
+            if isinstance(item, CannotMake):
+                if item.problem == "question_timeout":
+                    raise Unusable("takes too long to make a question")
+                continue
+            found = self._question(place, item)
+            if found.text_id not in known:
+                return found
         if found is None:
             raise Unusable(f"made no question in {TRIES} tries")
         return found
