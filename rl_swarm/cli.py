@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from rl_swarm import __version__
-from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, describe, load
+from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, SETTINGS, Config, choice, describe, load
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.options import (
@@ -24,6 +24,7 @@ from rl_swarm.tools.options import (
     show_any_text,
     whole,
 )
+from rl_swarm.tools.presets import PRESETS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -243,19 +244,19 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 
 @main.command()
 @click.option("--workers", type=WORKERS, default=None, help="workers on this machine [4, or the preset's]")
-@click.option("--preset", default=None, help="settings for several nodes on one GPU, see docs/operating.md")
+@click.option("--preset", type=Checked(choice(*PRESETS)), help="settings for several nodes on one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
 @configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine, until the last round or Ctrl-C; start it again to go on."""
     from rl_swarm.tools.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
-    from rl_swarm.tools.memory import find_preset, refuse_if_too_large
+    from rl_swarm.tools.memory import refuse_if_too_large
 
-    chosen = find_preset(preset) if preset else None
-    if chosen:
-        click.echo(f"{preset}: {chosen.about}")
-    workers = workers or (chosen.workers if chosen else 4)
-    environment = insist_on_founder(launch_environment(chosen.under(os.environ) if chosen else os.environ, flags))
+    usual, settings = PRESETS[preset] if preset else (4, {})
+    workers = workers or usual
+    if preset:
+        click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")
+    environment = insist_on_founder(launch_environment({**settings, **os.environ}, flags))
     loaded = load(environment)
     for warning in refuse_if_too_large(environment, loaded, workers):
         click.echo(f"warning: {warning}", err=True)
@@ -309,19 +310,15 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
 def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:
     """Estimate the memory that workers with MODEL need, part by part, against this machine; exit 1 if they cannot fit."""
     from rich.console import Console
-    from rich.text import Text
 
-    from rl_swarm.tools.memory import assess, assumed_gpu, table, verdict
+    from rl_swarm.tools.memory import assess, assumed_gpu
 
-    loaded = load(os.environ, flags | {"model": name})
-    device = assumed_gpu(gpu_gb) if gpu_gb else None
-    report = assess(name, workers, loaded, device=device, prompt_tokens=prompt_tokens)
-    found = verdict(report)
+    fit = assess(load(os.environ, flags | {"model": name}), workers, assumed_gpu(gpu_gb) if gpu_gb else None, prompt_tokens)
     if as_json:
-        click.echo(json.dumps(report.as_dict(), indent=1))
+        click.echo(json.dumps(fit.as_dict(), indent=1))
     else:
-        Console().print(table(report), Text(f"{found.status}: {found.detail}"), soft_wrap=True)
-    sys.exit(1 if found.status == "failed" else 0)
+        Console().print(fit.table, soft_wrap=True)
+    sys.exit(1 if fit.finding.status == "failed" else 0)
 
 
 @main.command()

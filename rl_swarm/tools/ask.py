@@ -32,8 +32,7 @@ from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint
 from rl_swarm.tasks import Tasks, tasks_of, warm_up
 from rl_swarm.text import visible
-from rl_swarm.tools.memory.device import this_device
-from rl_swarm.tools.memory.shape import shape_of
+from rl_swarm.tools.memory import shape_of, this_device
 
 MOST_NAMED = 10  # nodes in one line
 
@@ -180,7 +179,7 @@ def _read(run: Run, found: Found) -> tuple[Trained, Config]:
         config = _config(run, found, model, 0)
     except ConfigError as error:
         raise CheckpointError(str(error)) from None
-    shape = shape_of(config.model, this_device(config.cpu_only), token=config.hub_token, seed=config.seed)
+    shape = shape_of(config, this_device(config.cpu_only))
     limit = most_bytes(4 * shape.parameters)  # as if all of it were trained
     with tempfile.TemporaryDirectory(prefix="rl-swarm-") as scratch:
         path = Path(scratch, Checkpoints.name(found.round))

@@ -69,7 +69,7 @@ def test_a_machine_in_order(tmp_path: Path) -> None:
         "store's disk",
     } <= found.keys()
     assert {finding.status for finding in findings} == {"ok"}
-    assert "1 worker of nano (float32) needs about" in found["memory"].detail
+    assert "nano (float32) needs about" in found["memory"].detail
     assert "a checkpoint takes 11 MB" in found["disk"].detail
     assert not place.exists(), "not even the folder, which was not there before"
     assert results("e", findings)["passed"]

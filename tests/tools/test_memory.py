@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
-from rl_swarm.config import VARIABLES, Config, load
-from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.config import VARIABLES, load
+from rl_swarm.errors import ModelError
 from rl_swarm.learning.engine.architecture import packed_decoder
 from rl_swarm.learning.engine.attention import HostedDecoder
 from rl_swarm.learning.engine.forward import LOGIT_VALUES, PackedReader, Passage
@@ -25,11 +25,13 @@ from rl_swarm.learning.models import load as load_model
 from rl_swarm.learning.policy import BATCH_TOKENS
 from rl_swarm.learning.trainer import ACTIVATION_BYTES
 from rl_swarm.tools import memory
-from rl_swarm.tools.memory import Device, Report, Shape, Workload
+from rl_swarm.tools.memory import Device, Fit, Parts, Shape, assumed_gpu, peak
+from rl_swarm.tools.presets import PRESETS
 from tests.support import tiny_models
 
 ROOT = Path(__file__).parents[2]
 CPU = Device("cpu", "2 cores", 8 * 10**9, 4 * 10**9)
+GPU = assumed_gpu(80)
 QWEN = Qwen2Config(
     vocab_size=151936,
     hidden_size=896,
@@ -39,6 +41,7 @@ QWEN = Qwen2Config(
     num_key_value_heads=2,
     tie_word_embeddings=True,
 )
+WORK = {"NUM_TRAIN_SAMPLES": "4", "NUM_TRANSPLANT_TREES": "4", "NUM_GENERATIONS": "8", "MAX_NEW_TOKENS": "10", "EVAL_INTERVAL": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -52,31 +55,32 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+def shape_of(model: str, device: Device = CPU, **settings: str) -> Shape:
+    return memory.shape_of(load({"MODEL_NAME": model, **settings}), device)
+
+
 def shape(**changes: Any) -> Shape:
-    """A model of round numbers."""
-    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 10, 40, 20, 100, None, False, 1, False, True)
+    """A model of round numbers: 2 layers, 320 values of activations a layer."""
+    usual = Shape("m", "float32", 4, 1000, 4000, 4000, 2, 10, 20, 1, 2560, 100, None, False, False)
     return replace(usual, **changes)
 
 
-def work(**changes: Any) -> Workload:
-    usual = Workload(own_count=4, external_count=4, group_size=8, new_tokens=10, prompt_tokens=30, held_out=0, sorts=False)
-    return replace(usual, **changes)
-
-
-def part(estimate: memory.Estimate, name: str) -> int:
-    return next(each.bytes for each in estimate.parts if each.name == name)
+def estimate(of: Shape, kind: str = "cpu", smallest: bool = False, **settings: str) -> dict[str, int]:
+    """The parts by name, of prompts of 30 tokens."""
+    parts = memory.estimate(of, load(WORK | settings), 30, kind, smallest=smallest)
+    return {name: size for found in parts.values() for name, size in found.items()}
 
 
 # Counting
 
 
 def test_parameters_are_counted_from_the_config_alone(configs: dict[str, str]) -> None:
-    gpt2 = memory.shape_of(configs["openai-community/gpt2"], CPU)
+    gpt2 = shape_of(configs["openai-community/gpt2"])
     assert (gpt2.parameters, gpt2.weight_bytes, gpt2.checkpoint_bytes) == (124_439_808, 4 * 124_439_808, 12 * 124_439_808)
-    assert (gpt2.layers, gpt2.hidden, gpt2.attention, gpt2.intermediate, gpt2.cached) == (12, 768, 768, 3072, 1536)
-    qwen = memory.shape_of(configs["Gensyn/Qwen2.5-0.5B-Instruct"], memory.assumed_gpu(80))
+    assert (gpt2.layers, gpt2.hidden, gpt2.cached, gpt2.sharing) == (12, 768, 1536, 1)
+    qwen = shape_of(configs["Gensyn/Qwen2.5-0.5B-Instruct"], GPU)
     assert (qwen.parameters, qwen.weight_bytes, qwen.dtype) == (494_032_768, 4 * 494_032_768, "float32")
-    assert (qwen.layers, qwen.attention, qwen.intermediate, qwen.cached) == (24, 896, 4864, 256)
+    assert (qwen.layers, qwen.hidden, qwen.cached, qwen.sharing) == (24, 896, 256, 7)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -88,159 +92,123 @@ def test_the_count_is_that_of_the_loaded_model(architecture: str, rank: int, tmp
         tiny_models.gpt2(300).save_pretrained(name)
         tiny_models.plain_tokenizer().save_pretrained(name)
     model = load_model(name, cpu_only=True, lora_rank=rank).model
-    found = memory.shape_of(name, CPU, lora_rank=rank)
+    found = shape_of(name, LORA_RANK=str(rank))
     assert found.weight_bytes == sum(parameter.nbytes for parameter in model.parameters())
     assert found.trainable_bytes == sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def test_adapters_are_trained_in_full_precision(configs: dict[str, str]) -> None:
-    found = memory.shape_of(configs["openai-community/gpt2"], memory.assumed_gpu(80), lora_rank=16)
+    found = shape_of(configs["openai-community/gpt2"], GPU, LORA_RANK="16")
     adapters = 12 * 16 * (768 + 2304 + 768 + 768 + 768 + 3072 + 3072 + 768)
     assert (found.trainable_bytes, found.weight_bytes) == (4 * adapters, 2 * 124_439_808 + 4 * adapters)
+    assert shape_of(configs["openai-community/gpt2"], GPU, LORA_RANK="16", DTYPE="float32").dtype == "float32"
 
 
 def test_what_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no such model"}')
     with pytest.raises(ModelError, match=r"the config of .* cannot be read \(.*\): MODEL_NAME wants a causal language model"):
-        memory.shape_of(str(tmp_path), CPU)
+        shape_of(str(tmp_path))
     address = "http://127.0.0.1:9"
     monkeypatch.setattr(
         huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
     )
-    away = memory.check("openai-community/gpt2", 1, load({}), CPU)
-    assert away.status == "failed"
-    assert "cannot reach the Hugging Face hub for openai-community/gpt2" in away.detail
+    with pytest.raises(ModelError, match="cannot reach the Hugging Face hub for openai-community/gpt2"):
+        shape_of("openai-community/gpt2")
 
 
 # Parts
 
 
 def test_each_part_by_hand() -> None:
-    found = memory.estimate(shape(), work(), "cpu")
-    assert part(found, "weights") == part(found, "gradients") == 4000
-    assert part(found, "Adam's averages") == 8000
-    assert part(found, "joined matrices") == 2 * 10 * (10 + 20 + 2 * 40) * 4
-    for kind, other in (("cpu", {"gated": False}), ("cpu", {"lora": True}), ("cuda", {})):
-        assert part(memory.estimate(shape(**other), work(), kind), "joined matrices") == 0
-    cached = 4 * 30 * (2 + 1) + 32 * 10 * 2 * 1.75
-    assert part(found, "key-value cache") == cached * 20 * 4, "4 prompts, a layer of them twice, and 32 rows, three quarters twice"
-    tokens = 8 * 30 + 64 * 10
-    attended = 64 * 40 * (20 + 10)
-    assert part(found, "activations") == 2 * (tokens * (80 + 40 + 200) + attended) * 4, (
-        "the batch with each prompt once; two layers"
-    )
-    assert part(found, "logits") == 4 * 640 * 100, "at the tokens of completions only"
-    passing = tokens * (80 + 40 + 200) + 8 * 30 * 2 * 20 + tokens * 10 * 3
-    assert part(found, "gradients on their way") == passing * 4, "of one layer, of the prompts' keys and values, of embeddings"
-    assert part(found, "checkpoint being restored") == 5 * 4000
+    found = estimate(shape())
+    assert (found["weights"], found["Adam's averages"]) == (4000, 8000)
+    cached = 4 * (30 + 8 * 10 * 1.75)
+    assert found["key-value cache"] == cached * 2 * 20 * 4, "4 prompts and 32 rows in two layers, three quarters of the rows twice"
+    assert found["reading and sampling"] == max(4 * 30 * 2560 // 4, 32 * 100 * 58)
+    tokens, attended = 8 * 30 + 64 * 10, 64 * 40 * (20 + 10)
+    assert found["activations"] == tokens * 2560 + 2 * attended * 4, "the batch with each prompt once"
+    assert found["logits"] == 12 * 640 * 100, "at the tokens of completions only"
+    assert found["gradients"] == 4000 + tokens * 1280 + 3 * tokens * 10 * 4, "of the weights, one layer, the embeddings"
+    assert found["checkpoint being restored"] == 5 * 4000
 
 
 def test_the_peak_is_the_largest_phase_and_not_the_sum() -> None:
-    found = memory.estimate(shape(), work(), "cpu")
-    always = part(found, "weights") + part(found, "Adam's averages") + part(found, "framework")
-    phases = {
-        "answering": sum(part(found, name) for name in ("joined matrices", "key-value cache", "reading and sampling")),
-        "training": sum(part(found, name) for name in ("activations", "logits", "gradients on their way", "gradients")),
-        "resuming": part(found, "checkpoint being restored"),
-    }
-    assert {name: found.during(name) for name in phases} == {name: always + size for name, size in phases.items()}
-    assert (found.peak_phase, found.peak_bytes) == ("training", always + phases["training"])
+    parts: Parts = {"always": {"a": 1, "b": 2}, "answering": {"c": 10, "d": 20}, "training": {"e": 25}}
+    assert peak(parts) == ("answering", 33)
 
 
 def test_more_rollouts_than_a_part_holds_cost_their_embeddings() -> None:
-    wide = shape(layers=100, hidden=1000, attention=1000, intermediate=4000)
     kept = 100 * (8000 + 4000 + 20_000) * 4
+    wide = shape(layers=100, hidden=1000, token_bytes=kept, sharing=100)
     assert ACTIVATION_BYTES["cpu"] // kept == 70
-    few, many = (memory.estimate(wide, work(external_count=count), "cpu") for count in (8, 800))
-    assert part(few, "activations") == part(many, "activations") == 70 * kept + 4 * 40 * (20 + 10 * 100) * 100 * 4, "4 completions"
-    assert part(few, "logits") == part(many, "logits") == 4 * 40 * 100
-    more = 792 * (30 + 8 * 10) * 1000 * 3 * 4
-    assert part(many, "gradients on their way") - part(few, "gradients on their way") == more
-
-
-def test_scores_exist_where_no_kernel_is_fused() -> None:
-    """Prompts on CUDA where heads share their keys, in other types than bfloat16; everything on MPS."""
-    small, shared = work(own_count=1, external_count=0, group_size=2), shape(attention=40, cached=20, heads=4)
-    plain, masked = 50 * 2 * (80 + 160 + 200), 2 * 2 * 40 * (20 + 10 * 4)
-    scores = 2 * 30 * 30 * 4
-    found = {kind: part(memory.estimate(shared, small, kind), "activations") for kind in ("cpu", "cuda", "mps")}
-    assert found == {"cpu": 4 * (plain + masked), "cuda": 4 * (plain + masked + scores), "mps": 4 * (plain + masked + scores)}
-    half = memory.estimate(replace(shared, dtype="bfloat16", value_bytes=2), small, "cuda")
-    assert part(half, "activations") == 2 * (plain + masked)
+    few, many = (estimate(wide, NUM_TRANSPLANT_TREES=count) for count in ("8", "800"))
+    assert few["activations"] == many["activations"] == 70 * kept + 4 * 40 * (20 + 10 * 100) * 100 * 4, "4 completions"
+    assert few["logits"] == many["logits"] == 12 * 40 * 100
+    assert many["gradients"] - few["gradients"] == 792 * (30 + 8 * 10) * 1000 * 3 * 4
 
 
 def test_an_evaluation_fills_the_batch_as_far_as_the_policy_lets_it() -> None:
-    without, some, many = (
-        part(memory.estimate(shape(), work(held_out=count), "cpu"), "key-value cache") for count in (0, 64, 10_000)
-    )
-    row = (30 * (2 + 1) + 10 * 2 * 1.75) * 20 * 4
-    assert without < some == 64 * row
-    assert many == BATCH_TOKENS // 40 * row
+    without, some = (estimate(shape(), EVAL_INTERVAL=rounds)["key-value cache"] for rounds in ("0", "20"))
+    row = (30 + 10 * 1.75) * 2 * 20 * 4
+    assert without < some == 9 * 16 * row
+    long = memory.estimate(shape(), load(WORK | {"EVAL_INTERVAL": "20"}), 990, "cpu")
+    assert long["answering"]["key-value cache"] == int(BATCH_TOKENS // 1000 * (990 + 10 * 1.75)) * 2 * 20 * 4
 
 
 def test_a_large_vocabulary_is_bounded_by_the_chunk() -> None:
-    found = memory.estimate(shape(vocabulary=1_000_000), work(), "cpu")
-    assert part(found, "logits") == 4 * (LOGIT_VALUES // 1_000_000) * 1_000_000
-    embedded, prompts = (8 * 30 + 64 * 10) * 10 * 3, 8 * 30 * 2 * 20
-    assert part(found, "gradients on their way") == (2 * 10 * 1_000_000 + embedded + prompts) * 4, "the head's, and a chunk's"
+    found = estimate(shape(vocabulary=1_000_000))
+    assert found["logits"] == 12 * (LOGIT_VALUES // 1_000_000) * 1_000_000
+    assert found["gradients"] == 4000 + (2 * 10 * 1_000_000 + (8 * 30 + 64 * 10) * 10 * 3) * 4, "the head's, and a chunk's"
 
 
 def test_the_smallest_batches_are_a_question_and_a_completion() -> None:
-    found = memory.estimate(shape(), work(held_out=100), "cuda", smallest=True)
-    assert part(found, "key-value cache") == (30 * 3 + 80 * 2 * 1.75) * 20 * 4
-    assert part(found, "activations") == 2 * (40 * (80 + 40 + 200) + 40 * (20 + 10)) * 4
+    found = estimate(shape(), "cuda", smallest=True, EVAL_INTERVAL="20")
+    assert found["key-value cache"] == (30 + 80 * 1.75) * 2 * 20 * 4
+    assert found["activations"] == 40 * 2560 + 2 * 40 * (20 + 10) * 4
 
 
-def test_settings_become_a_workload() -> None:
-    settings = {"NUM_TRAIN_SAMPLES": "2", "NUM_TRANSPLANT_TREES": "6", "NUM_GENERATIONS": "4", "MAX_NEW_TOKENS": "100"}
-    assert memory.workload_of(load(settings), shape()) == Workload(2, 6, 4, 100, 512, 9 * 16, False)
-    assert memory.workload_of(load({**settings, "EVAL_INTERVAL": "0", "TOP_P": "0.9"}), shape(), 7).held_out == 0
-    assert memory.workload_of(load(settings), shape(context_tokens=300)).prompt_tokens == 200, "no longer than the context allows"
-    assert memory.workload_of(load({"MODEL_NAME": "nano"}), shape()).prompt_tokens < 512, "easy questions are short"
+def test_prompts_are_no_longer_than_the_context_allows(configs: dict[str, str]) -> None:
+    model = {"MODEL_NAME": configs["openai-community/gpt2"], "MAX_NEW_TOKENS": "1000"}  # of 1024
+    usual, short, long = (memory.assess(load(model), 1, GPU, tokens) for tokens in (None, 24, 10_000))
+    assert usual == short == long
+    easy, paper = (memory.assess(load({"MODEL_NAME": "nano", "TASKS": tasks}), 1, GPU).peak_bytes for tasks in ("easy", "paper"))
+    assert easy < paper, "easy questions are short"
 
 
-# Verdicts
+# Findings
 
 
-def report(workers: int, free_gb: float, kind: str = "cuda", **changes: Any) -> Report:
+def fit(workers: int, free_gb: float, kind: str = "cuda", **changes: Any) -> Fit:
     """1 GB of weights and 4 GB with what is trained, 2 GB more with activations."""
-    sizes = {"weight_bytes": 10**9, "trainable_bytes": 10**9, "layers": 10, "hidden": 4000, "intermediate": 16000}
+    sizes = {"weight_bytes": 10**9, "trainable_bytes": 10**9, "layers": 10, "hidden": 4000, "token_bytes": 10 * 128_000 * 4}
     device = Device(kind, "Card 1", 80 * 10**9, int(free_gb * 1e9))
-    usual, least = (memory.estimate(shape(**sizes | changes), work(), kind, smallest=smallest) for smallest in (False, True))
-    return Report(shape(**sizes | changes), device, workers, work(), usual, least)
+    model = shape(**sizes | changes)
+    usual, least = (memory.estimate(model, load(WORK), 30, kind, smallest=smallest) for smallest in (False, True))
+    return Fit(model, device, workers, usual, *peak(usual), peak(least)[1])
 
 
 def test_what_fits_what_fits_in_smaller_batches_and_what_does_not() -> None:
-    each, least = report(1, 0).estimate.peak_bytes / 1e9, report(1, 0).least.peak_bytes / 1e9
+    each, least = fit(1, 0).peak_bytes / 1e9, fit(1, 0).least_bytes / 1e9
     assert least < 0.8 * each
-    fits, squeezed, refused = (memory.verdict(report(3, free)) for free in (3 * each + 0.1, 3 * least + 0.1, 3 * least - 0.1))
+    fits, squeezed, refused = (fit(3, free).finding for free in (3 * each + 0.1, 3 * least + 0.1, 3 * least - 0.1))
     assert (fits.status, squeezed.status, refused.status) == ("ok", "warning", "failed")
-    assert "3 workers of m (float32) need about" in fits.detail
-    assert "batches will be cut to what fits" in squeezed.detail
-    assert "at the very least" in refused.detail
-    assert "are free on Card 1: --workers 2, LORA_RANK=16, a lower MAX_NEW_TOKENS or a smaller MODEL_NAME" in refused.detail
+    assert f"m (float32) needs about {each:.1f} GB a worker, {3 * each:.1f} GB in all; " in fits.detail
+    assert "workers will use smaller batches" in squeezed.detail
+    assert f"{least:.1f} GB a worker in the smallest batches" in refused.detail
+    remedy = "--workers 2, EVAL_INTERVAL=0, LORA_RANK=16, a lower MAX_NEW_TOKENS or a smaller MODEL_NAME"
+    assert f"are free on Card 1: use {remedy}" in refused.detail
 
 
 def test_one_worker_that_does_not_fit_is_not_told_to_be_fewer() -> None:
-    refused = memory.verdict(report(1, 1.0, lora=True))
+    refused = fit(1, 1.0, lora=True).finding
     assert refused.status == "failed"
-    assert "1 worker of m (float32) needs about" in refused.detail
-    assert "--workers" not in refused.detail
-    assert "free on Card 1: DTYPE=bfloat16, a lower" in refused.detail
+    assert "--workers" not in refused.detail and "LORA_RANK" not in refused.detail
 
 
 def test_the_memory_of_a_cpu_is_no_reason_to_refuse() -> None:
-    found = memory.verdict(report(3, 1.0, kind="cpu"))
+    found = fit(3, 1.0, kind="cpu").finding
     assert found.status == "warning"
-    assert "and only 1.0 GB of memory are free" in found.detail
-
-
-def test_an_evaluation_that_is_the_largest_can_be_left_out() -> None:
-    large = report(2, 60.0, cached=40_000)
-    asked = work(held_out=1000)
-    found = memory.verdict(replace(large, work=asked, estimate=memory.estimate(large.shape, asked, "cuda")))
-    assert found.status == "warning"
-    assert "EVAL_INTERVAL=0" in found.detail
+    assert "and only 1.0 GB are free on Card 1" in found.detail
 
 
 def test_the_real_device_and_the_memory_of_this_machine() -> None:
@@ -251,10 +219,10 @@ def test_the_real_device_and_the_memory_of_this_machine() -> None:
 
 
 def test_the_table_and_the_document_say_the_same(configs: dict[str, str]) -> None:
-    found = memory.assess(configs["openai-community/gpt2"], 4, load({}), device=memory.assumed_gpu(80))
+    found = memory.assess(load({"MODEL_NAME": configs["openai-community/gpt2"]}), 4, GPU)
     console = Console(width=200, file=io.StringIO())
-    console.print(memory.table(found))
-    text = console.file.getvalue()
+    console.print(found.table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "124.4 M parameters in float32, a GPU of 80 GB" in text
     document = json.loads(json.dumps(found.as_dict()))
     assert document["total_bytes"] == 4 * document["peak_bytes"]
@@ -267,13 +235,12 @@ def test_the_table_and_the_document_say_the_same(configs: dict[str, str]) -> Non
 
 def test_presets_are_settings_and_fit_on_a_gpu_of_80_gb(configs: dict[str, str]) -> None:
     document = (ROOT / "docs/operating.md").read_text()
-    for name, preset in memory.PRESETS.items():
-        assert preset.settings.keys() <= VARIABLES
-        config = load(preset.settings)
-        found = memory.assess(configs[config.model], preset.workers, config, device=memory.assumed_gpu(80))
-        assert memory.verdict(found).status == "ok", memory.verdict(found).detail
-        each = found.estimate.peak_bytes
-        row = f"| `{name}` | {preset.workers} | {memory.gb(each)} | {memory.gb(preset.workers * each)} |"
+    for name, (workers, settings) in PRESETS.items():
+        assert settings.keys() <= VARIABLES
+        found = memory.assess(load(settings | {"MODEL_NAME": configs[settings["MODEL_NAME"]]}), workers, GPU)
+        assert found.finding.status == "ok", found.finding.detail
+        each = found.peak_bytes
+        row = f"| `{name}` | {workers} | {memory.gb(each)} | {memory.gb(workers * each)} |"
         assert row in document, f"docs/operating.md lacks {row}"
 
 
@@ -283,15 +250,8 @@ def test_the_documented_needs_of_one_worker(configs: dict[str, str]) -> None:
     for title, model in {"GPT-2 (124 M)": "openai-community/gpt2", "Qwen2.5-0.5B": "Gensyn/Qwen2.5-0.5B-Instruct"}.items():
         (row,) = [line for line in document.splitlines() if line.startswith(f"| {title} |")]
         for way, cell in zip(ways, row.split("|")[2:5], strict=True):
-            found = memory.assess(configs[model], 1, load(way), device=memory.assumed_gpu(80))
-            assert cell.strip().startswith(memory.gb(found.estimate.peak_bytes)), f"{title} {way}"
-
-
-def test_the_environment_wins_over_a_preset() -> None:
-    environment = memory.find_preset("gpt2-5").under({"MAX_ROUNDS": "7"})
-    assert (load(environment).max_rounds, load(environment).own_count) == (7, 2)
-    with pytest.raises(ConfigError, match=r"--preset is not known, got 'gpt3': use gpt2-5, gpt2-8, qwen-4, qwen-8"):
-        memory.find_preset("gpt3")
+            found = memory.assess(load({"MODEL_NAME": configs[model], **way}), 1, GPU)
+            assert cell.strip().startswith(memory.gb(found.peak_bytes)), f"{title} {way}: {memory.gb(found.peak_bytes)}"
 
 
 # Against reality
@@ -325,11 +285,8 @@ def test_activations_are_what_autograd_keeps(config: Any, dtype: str, tmp_path: 
         return tensor
 
     config.save_pretrained(tmp_path)
-    found = memory.estimate(
-        memory.shape_of(str(tmp_path), memory.assumed_gpu(80), dtype=dtype),
-        work(own_count=2, external_count=0, group_size=4, prompt_tokens=48, new_tokens=24),
-        "cpu",
-    )
+    settings = {"NUM_TRAIN_SAMPLES": "2", "NUM_GENERATIONS": "4", "MAX_NEW_TOKENS": "24"}
+    found = memory.estimate(shape_of(str(tmp_path), GPU, DTYPE=dtype), load(settings), 48, "cpu")
     passages = [Passage((question,) * 48, (0,) * 24) for question in range(2) for _ in range(4)]
     shares = []
     for decoder in (HostedDecoder(model.base_model), packed_decoder(model, 0)):  # as transformers computes, and as workers do
@@ -338,7 +295,7 @@ def test_activations_are_what_autograd_keeps(config: Any, dtype: str, tmp_path: 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             rows, reading = next(parts := PackedReader(policy).parts(model, passages, token_budget=1000))
         assert len(rows) == 8 and reading.logprobs_BT.requires_grad
-        shares.append(part(found, "activations") / sum(kept.values()))
+        shares.append(found["training"]["activations"] / sum(kept.values()))
         parts.close()  # type: ignore[attr-defined]
     assert 1 <= shares[0] < 1.35
     assert shares[1] >= 1
@@ -407,47 +364,51 @@ def test_the_estimate_lies_within_a_factor_of_two_of_a_real_worker(tmp_path: Pat
     command = [sys.executable, "-c", MEASURE, "nano", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    (_, nano_peak, nano_prompt), (before, peak, prompt) = json.loads(done.stdout.splitlines()[-1])
+    (_, nano_peak, nano_prompt), (before, highest, prompt) = json.loads(done.stdout.splitlines()[-1])
 
     nano, ours = at_work("nano", nano_prompt), at_work(str(tmp_path), prompt)
-    grown, taken = ours.peak_bytes - part(ours, "framework"), peak - before
-    print(f"nano: {nano.peak_bytes / 1e6:.0f} MB estimated, {nano_peak / 1e6:.0f} measured")
+    grown, taken = peak(ours)[1] - ours["always"]["framework"], highest - before
+    print(f"nano: {peak(nano)[1] / 1e6:.0f} MB estimated, {nano_peak / 1e6:.0f} measured")
     print(f"20 M Llama: {grown / 1e6:.0f} MB estimated, {taken / 1e6:.0f} measured")
-    assert 0.5 < nano.peak_bytes / nano_peak < 2
+    assert 0.5 < peak(nano)[1] / nano_peak < 2
     assert 0.5 < grown / taken < 2
 
 
-def at_work(name: str, prompt_tokens: int) -> memory.Estimate:
+def at_work(name: str, prompt_tokens: int) -> Parts:
     """What was measured: no checkpoint was restored."""
     settings = {"NUM_TRAIN_SAMPLES": "2", "NUM_GENERATIONS": "2", "MAX_NEW_TOKENS": "32", "EVAL_INTERVAL": "0"}
-    found = memory.assess(name, 1, load(settings), device=CPU, prompt_tokens=prompt_tokens).estimate
-    return memory.Estimate(tuple(each for each in found.parts if "resuming" not in each.phases))
+    parts = memory.assess(load(settings | {"MODEL_NAME": name}), 1, CPU, prompt_tokens).parts
+    return {phase: parts[phase] for phase in ("always", "answering", "training")}
 
 
-# Other processes
+# Before a start
 
 
-def test_looking_from_another_process(tmp_path: Path) -> None:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(tmp_path),
-        "MODEL_NAME": "nano",
-        "CPU_ONLY": "1",
-    }
-    found = memory.check_apart(environment, 2)
-    assert found.check == "memory" and "2 workers of nano (float32) need about" in found.detail
-    broken = memory.check_apart(environment | {"LORA_RANK": "-1"}, 2)
-    assert broken.status == "failed"
-    assert "LORA_RANK must be at least 0" in broken.detail
+def start(settings: dict[str, str], folder: Path) -> list[str]:
+    """What `rl-swarm swarm` does before it starts 2 workers."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "GDRIVE_PATH": str(folder), "EXPERIMENT_NAME": "e"} | settings
+    return memory.refuse_if_too_large(environment, load(environment), 2)
+
+
+def test_workers_are_refused_before_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    tiny_models.gpt2(300).save_pretrained(model)
+    assert start({"MODEL_NAME": "nano"}, tmp_path) == []
+    assert start({"MODEL_NAME": str(model), "CPU_ONLY": "1"}, tmp_path) == []
+    failed = {"finding": {"check": "memory", "status": "failed", "detail": "too large"}}
+    for program, says in (
+        ("import sys; print('rl-swarm: no config.json', file=sys.stderr)", "^no config.json"),
+        ("raise SystemExit(3)", r"memory cannot be estimated \(exit code 3\): 'rl-swarm doctor' says what is broken"),
+        (f"import json; print(json.dumps({failed}))", "^too large"),
+    ):
+        monkeypatch.setattr(memory, "python", lambda *_, program=program: [sys.executable, "-c", program])
+        with pytest.raises(ModelError, match=says):
+            start({"MODEL_NAME": str(model)}, tmp_path)
+    monkeypatch.setattr(memory, "python", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(memory, "APART_SECONDS", 0.2)
+    assert start({"MODEL_NAME": str(model)}, tmp_path) == ["memory was not estimated within 0 s: the device may be busy"]
 
 
 def test_importing_it_imports_no_torch() -> None:
     code = "import rl_swarm.tools.memory, sys; assert not {'torch', 'transformers', 'reasoning_gym'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
-
-
-def test_what_is_checked_is_the_configured_model(configs: dict[str, str]) -> None:
-    config: Config = load({"DTYPE": "float32", "LORA_RANK": "8"})
-    found = memory.assess(configs["openai-community/gpt2"], 1, config, device=memory.assumed_gpu(16))
-    assert (found.shape.dtype, found.shape.lora) == ("float32", True)

@@ -17,7 +17,7 @@ from rl_swarm.learning.engine.libraries import WANTED, usable_transformers
 from rl_swarm.node.local import home_of
 from rl_swarm.processes.children import python
 from rl_swarm.runs.validate import Finding
-from rl_swarm.tools.memory import Device, assess, gb, this_device, verdict
+from rl_swarm.tools.memory import Device, assess, gb, this_device
 
 OLDEST_PYTHON = (3, 10)
 IMPORT_SECONDS = 120.0
@@ -89,10 +89,10 @@ def check_memory(config: Config, workers: int) -> tuple[list[Finding], int | Non
     if config.role == "coordinator":
         return [*findings, Finding("memory", "ok", "a coordinator loads no model")], None
     try:
-        report = assess(config.model, workers, config, device=device)
+        fit = assess(config, workers, device)
     except (ModelError, ConfigError) as error:
         return [*findings, Finding("model", "failed", str(error))], None
-    return [*findings, verdict(report)], report.shape.checkpoint_bytes
+    return [*findings, fit.finding], fit.model.checkpoint_bytes
 
 
 def check_device(device: Device, cpu_only: bool) -> Finding:
