@@ -36,7 +36,7 @@ def turns() -> Iterator[int]:
 def ours(work: Work) -> None:
     from rl_swarm.learning.models import load
     from rl_swarm.learning.policy import Policy
-    from rl_swarm.learning.trainer import Trainer, TrainerSettings
+    from rl_swarm.learning.trainer import Trainer
     from rl_swarm.rollout import Question, Rollout
 
     class Bare(Policy):
@@ -48,7 +48,7 @@ def ours(work: Work) -> None:
     loaded = load(work.model, cpu_only=True)
     policy = Bare(loaded.model, loaded.tokenizer, max_new_tokens=work.new_tokens)
     policy._sampler = replace(policy._sampler, end_ids=frozenset())
-    trainer = Trainer(policy, TrainerSettings(learning_rate=LEARNING_RATE))
+    trainer = Trainer(policy, LEARNING_RATE)
     needed = operations(work, loaded.model)
     asked = [Question(text) for text in prompts(work, policy.tokenizer, SETS * work.questions)]
     for step in turns():

@@ -15,7 +15,7 @@ import torch
 from benchmarks.work import Work, prompts, rewards
 from rl_swarm.learning.models import load
 from rl_swarm.learning.policy import Policy
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from rl_swarm.rollout import Question, Rollout
 
 BASE = Work("nano", 8, 8, 60, 24)
@@ -31,7 +31,7 @@ def measure(work: Work, external: int, repeats: int) -> dict[str, float]:
     loaded = load(work.model, cpu_only=True)
     policy = Policy(loaded.model, loaded.tokenizer, max_new_tokens=work.new_tokens)
     policy._sampler = replace(policy._sampler, end_ids=frozenset())
-    trainer = Trainer(policy, TrainerSettings(learning_rate=1e-5))
+    trainer = Trainer(policy, learning_rate=1e-5)
     bare = replace(work, prompt_tokens=max(1, work.prompt_tokens - len(policy.prompt_ids(""))))  # the template counts too
     questions = [Question(text) for text in prompts(bare, policy.tokenizer, work.questions + external)]
     scores = iter(rewards((repeats + 1) * (work.questions + external) * work.group_size, 0))

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from rl_swarm.config import load
-from rl_swarm.learning.grpo import MOST_NATS_PER_TOKEN
+from rl_swarm.learning.corrections import MOST_NATS_PER_TOKEN
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.statistics import permutation_p
 from rl_swarm.rollout import Bundle, Completion, Question, Rollout, encode

@@ -12,7 +12,7 @@ from statistics import mean
 
 from rl_swarm.learning.models.styles import STYLES, style_blind_score, style_of
 from rl_swarm.learning.policy import Policy
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, parse_tasks
@@ -113,7 +113,7 @@ def measure(policy: Policy, seed: int) -> Measured:
 def reinforce(policy: Policy, seed: int) -> None:
     """Train the policy in place as a node alone does, J = 0."""
     tasks = Tasks(parse_tasks("easy"), seed=seed, node_id="nano alone")
-    trainer = Trainer(policy, TrainerSettings(learning_rate=LEARNING_RATE))
+    trainer = Trainer(policy, LEARNING_RATE)
     for number in range(ROUNDS):
         asked = tasks.draw(OWN)
         groups = policy.answer(asked, GROUP, stream_seed("nano card", seed, number))

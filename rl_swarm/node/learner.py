@@ -12,7 +12,7 @@ from rl_swarm.learning.checkpoint import Checkpoints, Elsewhere, checksum, most_
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
 from rl_swarm.learning.policy import Policy
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
@@ -66,7 +66,7 @@ def make_learner(config: Config, node_id: str) -> LoadedLearner:
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
-    trainer = Trainer(policy, TrainerSettings(learning_rate=config.learning_rate, correction=config.correction))
+    trainer = Trainer(policy, config.learning_rate, config.correction)
     return LoadedLearner(tasks, policy, trainer, HeldOut(tasks, policy))
 
 

@@ -150,14 +150,13 @@ class Worker:
         watch.lap("store")
 
         self._step("training", number)
-        informative = [rollout for rollout in own if rollout.informative]
-        learnt = self.trainer.update([*informative, *external])
+        learnt = self.trainer.update([*own, *external])
         watch.lap("train")
 
         rewards = rewards_of(own)
         self.swarm.submit(number, STAGE, fmean(rewards), len(rewards))
         watch.lap("store")
-        self._record(number, learnt | own_figures(own) | batch_figures(informative, external, number), watch)
+        self._record(number, learnt | own_figures(own) | batch_figures(own, external, number), watch)
 
     def _chooser(self, number: int) -> random.Random:
         return generator(self.settings.seed, self.settings.node, number, "choose")

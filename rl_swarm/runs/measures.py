@@ -34,9 +34,10 @@ def own_figures(own: Sequence[Rollout]) -> dict[str, Any]:
 
 def batch_figures(own: Sequence[Rollout], external: Sequence[Rollout], number: int) -> dict[str, Any]:
     """What the update was made of, with the ids, so that anyone can recompute who learnt from whom."""
+    own_ids = [rollout.id for rollout in own if rollout.informative]
     return {
-        "own_used": len(own),
-        "own_ids": [rollout.id for rollout in own],
+        "own_used": len(own_ids),
+        "own_ids": own_ids,
         "external_used": len(external),
         "external_ids": [rollout.id for rollout in external],
         "external_age": _mean(number - rollout.round for rollout in external),

@@ -61,9 +61,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: Finite = 0.0
     loss: Finite | None = None
     grad_norm: Finite | None = None
-    kl: Finite | None = None
     entropy: Finite | None = None  # nats a token
-    clip_fraction: Finite | None = None
     weight_mean: Finite | None = None  # over external completions
     weight_mean_negative: Finite | None = None  # over those of them with a negative advantage
     external_weighed: Finite = 0.0  # external completions that might have taught something

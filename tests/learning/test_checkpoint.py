@@ -18,7 +18,7 @@ import torch
 from rl_swarm.errors import CheckpointError, NotFound, OtherModel, Refused
 from rl_swarm.learning import archive
 from rl_swarm.learning.checkpoint import Checkpoints, Elsewhere, State, _Hashing, _write, checksum, most_bytes, read
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from tests.learning.test_trainer import PEER, scored
 from tests.support.tiny_models import policy
 
@@ -538,15 +538,14 @@ def test_a_refusal_of_the_store_is_said_and_the_next_is_tried(tmp_path: Path) ->
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2"])
 def test_a_node_that_resumes_goes_on_to_the_bit(architecture: str, tmp_path: Path) -> None:
-    settings = TrainerSettings(learning_rate=1e-3)
     made = policy(architecture)
-    trainer = Trainer(made, settings)
+    trainer = Trainer(made, 1e-3)
     for number in range(2):
         trainer.update([*scored(made, seed=number), PEER])
     Checkpoints(tmp_path).save(2, {}, trainer.state())
     trainer.update([*scored(made, seed=2), PEER])
     resumed = policy(architecture, seed=99)
-    again = Trainer(resumed, settings)
+    again = Trainer(resumed, 1e-3)
     number, _, state = newest(tmp_path)
     again.restore(state)
     assert (number, again.policy_version) == (2, 2)

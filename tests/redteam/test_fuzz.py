@@ -21,7 +21,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.document import unseal
 from rl_swarm.errors import OtherModel, SwarmError
 from rl_swarm.learning.checkpoint import Checkpoints
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.results import load, path_of
 from rl_swarm.rollout import decode, decode_plain
@@ -206,7 +206,7 @@ def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path)
 
 def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_our_own_error(tmp_path: Path) -> None:
     """The archive is whole and its checksum right; what its pickle says of the tensors is not."""
-    trainer = Trainer(policy(), TrainerSettings(learning_rate=1e-3))
+    trainer = Trainer(policy(), 1e-3)
     trainer.update(scored(policy()))
     path = Checkpoints(tmp_path).save(3, {"tasks": {}}, trainer.state())
     with zipfile.ZipFile(path) as archive:

@@ -15,7 +15,7 @@ from rl_swarm.config import load
 from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.learning.checkpoint import Checkpoints
 from rl_swarm.learning.policy import Policy
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.learner import load_policy
 from rl_swarm.node.local import MODEL_FILE, claim, experiment_folder
 from rl_swarm.rollout import Question
@@ -66,7 +66,7 @@ class Trial:
 
     def save(self, node_id: str, number: int, policy: Policy, *, on_disk: bool = True, in_store: bool = False) -> Path:
         folder = self.home / node_id / "checkpoints" if on_disk else self.home.parent / "elsewhere"
-        state = Trainer(policy, TrainerSettings(learning_rate=1e-3)).state()
+        state = Trainer(policy, 1e-3).state()
         path = Checkpoints(folder).save(number, {}, state)
         if on_disk:
             (self.home / node_id / MODEL_FILE).write_text(str(self.models["llama"]))
@@ -260,7 +260,7 @@ def test_a_stores_word_about_a_nodes_model_is_not_believed(trial: Trial, on_disk
 def planted(trial: Trial, kind: str, path: Path) -> None:
     """What somebody puts into the store as a newer checkpoint of w1."""
     made = trial.policy(2)
-    state = Trainer(made, TrainerSettings(learning_rate=1e-3)).state()
+    state = Trainer(made, 1e-3).state()
     name = next(name for name in state["model"] if "up_proj" in name)
     if kind == "endless":
         path.symlink_to("/dev/zero")

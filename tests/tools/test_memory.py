@@ -310,7 +310,7 @@ from rl_swarm.learning.models import load
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, parse_tasks
-from rl_swarm.learning.trainer import Trainer, TrainerSettings
+from rl_swarm.learning.trainer import Trainer
 
 torch.set_num_threads(1)
 own, group, new_tokens = 2, 2, 32
@@ -323,7 +323,7 @@ def resident(name):
 def measure(name):
     loaded = load(name, cpu_only=True)
     policy = Policy(loaded.model, loaded.tokenizer, max_new_tokens=new_tokens)
-    trainer = Trainer(policy, TrainerSettings(learning_rate=1e-5))
+    trainer = Trainer(policy, learning_rate=1e-5)
     for round in range(2):  # in the second, Adam's averages are there while the gradient is made
         answers = policy.answer(questions, group, round)
         scored = [tuple(replace(done, reward=float(row)) for row, done in enumerate(each)) for each in answers]
