@@ -83,8 +83,7 @@ class Node:
         if self.stop.requested and publisher.pending:
             self.journal.show(f"publishing {publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
         publisher.close(DRAIN_SECONDS)
-        for line in publisher.take_news():
-            self.journal.say(line)
+        self.journal.tell(self.news.take())
         if publisher.pending:
             self.journal.say(
                 f"the store is away: {publisher.pending} documents stay in {publisher.folder}; start the node again to publish them"

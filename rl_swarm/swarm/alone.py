@@ -1,14 +1,16 @@
-"""A node without any others: it learns from its own rollouts, and nothing leaves this machine."""
+"""A node without peers: it learns from its own rollouts, and nothing leaves this machine."""
 
 import random
 from collections.abc import Callable
 from typing import Any
 
 from rl_swarm.rollout import Rollout
-from rl_swarm.swarm.protocol import News, Newsbox
+from rl_swarm.swarm.protocol import News, Newsbox, Swarm
 
 
-class Alone:
+class Alone(Swarm):
+    """`prepare`, `publish`, `submit` and `restore` do nothing, as inherited."""
+
     def __init__(self, news: Newsbox) -> None:
         self._news = news
 
@@ -18,17 +20,8 @@ class Alone:
     def next_round(self, done: int, waiting: Callable[[], None]) -> int:
         return done + 1
 
-    def prepare(self, number: int, stage: int, count: int, chooser: random.Random) -> None:
-        return
-
-    def publish(self, rollout: Rollout, policy_version: int) -> None:
-        return
-
     def gather(self, number: int, stage: int, count: int, chooser: random.Random) -> list[Rollout]:
         return []
-
-    def submit(self, number: int, stage: int, reward: float, completions: int) -> None:
-        return
 
     def news(self) -> list[News]:
         return self._news.take()
@@ -38,6 +31,3 @@ class Alone:
 
     def state(self) -> dict[str, Any]:
         return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        return

@@ -1,10 +1,10 @@
-"""Choose J of the rollouts that peers have published, by one of three rules (EXTERNAL_CHOICE).
+"""Choose J of the peers' rollouts by one of three rules (EXTERNAL_CHOICE).
 
     informative   uniformly among the informative ones: the paper's rule, and the default
-    uniform       uniformly among all, which wastes places on what teaches nothing; for comparison
-    matched       those whose difficulty fits: about half of the completions right, where a comparison says most
+    uniform       uniformly among all, which wastes places on rollouts without a gradient; for comparison
+    matched       by difficulty: about half of the completions right, where a comparison says most
 
-The rules see rewards that were scored here, never a peer's claim, and nothing of who wrote a rollout.
+The rules see rewards that were scored here, never a peer's claim, and not who wrote a rollout.
 """
 
 import random
@@ -20,12 +20,12 @@ def eligible(rollout: Rollout, choice: str) -> bool:
 
 
 def mismatch(rollout: Rollout) -> float:
-    """How far a rollout is from being half right; peers are at about the same stage, so what is hard for them is hard here."""
+    """The distance from being half right. Peers learn at about the same pace, so what is hard for them is hard here."""
     return abs(fmean(rollout.rewards) - 0.5)
 
 
 def pick(pool: Sequence[Rollout], count: int, chooser: random.Random, choice: str = "informative") -> list[Rollout]:
-    """They are put in order first, so that the choice depends on the generator alone."""
+    """Sort the candidates first, so that the choice depends on the generator alone."""
     candidates = sorted((rollout for rollout in pool if eligible(rollout, choice)), key=lambda rollout: rollout.id)
     if choice == "matched":
         chooser.shuffle(candidates)  # among equals, chance decides

@@ -1,13 +1,14 @@
-"""Bring a node's journals from its own disk to the store, where others look at them.
+"""Copy a node's journals from its own disk to the store, where others look at them.
 
-The node's own files are the truth, and the only ones read here: what lies in the store may be anybody's. On a local disk the copy
-grows in place (`tail -f` works). Elsewhere a growing file cannot be trusted, so what is new goes into numbered segments, and all of
-it under the documented name when the node stops. How far a journal is copied stands in a file: what a killed node did not get to
-is copied at its next start, at worst with some lines twice.
+The node's own files are the truth and the only ones read here: anybody may have written those in the store. On a local disk the
+copy grows in place (`tail -f` works). Elsewhere a growing file cannot be trusted, so new lines go into numbered segments, and the
+whole journal under its documented name when the node stops. A file says how much of each journal is copied; after a kill the next
+start copies the rest, at worst with some lines twice.
 """
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -24,42 +25,49 @@ MERGED_BYTES = 64 << 20  # of a longer journal only the segments are in the stor
 TRIES = 3  # numbers that are tried for a segment
 
 
+@dataclass(eq=False)
 class Copies:
-    """`root` has the node's journals under the same keys as the store; `marks` is the file that says how far each is copied."""
+    """`root` has the node's journals under the same keys as the store; the file `marks` says how much of each is copied."""
 
-    def __init__(
-        self, root: Path, keys: Sequence[str], store: Store, marks: Path, clock: Clock, tell: Callable[[str], None]
-    ) -> None:
-        self._root, self._keys, self._store, self._marks, self._clock, self._tell = root, keys, store, marks, clock, tell
-        self._copied: dict[str, int] = _read(marks)
+    root: Path
+    keys: Sequence[str]
+    store: Store
+    marks: Path
+    clock: Clock
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._copied: dict[str, int] = {}
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # a damaged file is as good as none
+            self._copied = msgspec.json.decode(self.marks.read_bytes(), type=dict[str, int])
         self._refused: set[str] = set()
-        self._due = clock.monotonic()
+        self._due = self.clock.monotonic()
         self._sequence = 0
 
     def bring(self, all_of_it: bool = False) -> None:
-        """Copy new lines if a copy is due, or in any case with `all_of_it`. Raise StoreAway if the store does not answer."""
-        if not all_of_it and self._clock.monotonic() < self._due:
+        """Copy new lines if a copy is due, or in any case with `all_of_it`. May raise StoreAway."""
+        if not all_of_it and self.clock.monotonic() < self._due:
             return
-        for key in self._keys:
+        for key in self.keys:
             while key not in self._refused and (data := self._new_lines(key)):
                 try:
                     self._copy(key, data)
                 except Refused as error:
                     self._refused.add(key)
-                    self._tell(f"{error}; until the next start this journal is on the node's own disk only, in {self._root / key}")
-        self._due = self._clock.monotonic() + (GROWING_SECONDS if self._store.appendable else SEGMENT_SECONDS)
+                    self.tell(f"{error}; until the next start this journal is on the node's own disk only, in {self.root / key}")
+        self._due = self.clock.monotonic() + (GROWING_SECONDS if self.store.appendable else SEGMENT_SECONDS)
 
     def merge(self, until: float) -> None:
-        """Put whole journals under their documented names, for people; nothing is begun after `until`."""
-        for key in () if self._store.appendable else self._keys:
-            path = self._root / key
-            if self._clock.monotonic() < until and path.exists() and path.stat().st_size <= MERGED_BYTES:
-                with contextlib.suppress(Refused):  # its segments are there
-                    self._store.rewrite(key, path.read_bytes())
+        """Put whole journals under their documented names, for people; begin none after `until`."""
+        for key in () if self.store.appendable else self.keys:
+            path = self.root / key
+            if self.clock.monotonic() < until and path.exists() and path.stat().st_size <= MERGED_BYTES:
+                with contextlib.suppress(Refused):  # its segments exist
+                    self.store.rewrite(key, path.read_bytes())
 
     def _new_lines(self, key: str) -> bytes:
         try:
-            with (self._root / key).open("rb") as file:
+            with (self.root / key).open("rb") as file:
                 file.seek(self._copied.get(key, 0))
                 data = file.read(CHUNK_BYTES)
         except FileNotFoundError:
@@ -67,26 +75,18 @@ class Copies:
         return data[: data.rfind(b"\n") + 1]
 
     def _copy(self, key: str, data: bytes) -> None:
-        if self._store.appendable:
-            self._store.append(key, data)
+        if self.store.appendable:
+            self.store.append(key, data)
         else:
             self._put_segment(key, data)
         self._copied[key] = self._copied.get(key, 0) + len(data)
         with contextlib.suppress(OSError):  # a full disk: some lines may be copied twice
-            self._marks.write_bytes(msgspec.json.encode(self._copied))
+            self.marks.write_bytes(msgspec.json.encode(self._copied))
 
     def _put_segment(self, key: str, data: bytes) -> None:
-        """Under a number that follows from the time of day: a node that comes back with an empty disk, too, reuses none."""
+        """Number segments by the time of day, so that a node that lost its disk reuses no number."""
         for _ in range(TRIES):
-            self._sequence = max(self._sequence + 1, int(self._clock.wall()))
-            if self._store.put(Layout.segment(key, self._sequence), data):
+            self._sequence = max(self._sequence + 1, int(self.clock.wall()))
+            if self.store.put(Layout.segment(key, self._sequence), data):
                 return
         raise Refused(f"{Layout.segment(key, self._sequence)} and those before it are taken by somebody else")
-
-
-def _read(marks: Path) -> dict[str, int]:
-    """What the file says; one that is damaged is as good as none."""
-    try:
-        return msgspec.json.decode(marks.read_bytes(), type=dict[str, int])
-    except (OSError, msgspec.DecodeError):
-        return {}

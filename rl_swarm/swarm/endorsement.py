@@ -1,6 +1,6 @@
-"""What a node that signs says of its checkpoint in the store: a small document beside the file, with its checksum and size.
+"""A signed document beside a node's checkpoint in the store, with the checksum and size of the file.
 
-With it a node that lost its disk resumes from its own checkpoint and from nobody else's. The file itself is judged elsewhere.
+With it, a node that lost its disk resumes from its own checkpoint and nobody else's. `learning/` checks the file itself.
 """
 
 from typing import Annotated
@@ -29,7 +29,7 @@ def endorse(layout: Layout, node_id: str, number: int, checksum: str, size: int,
 
 
 def endorsed(store: Store, layout: Layout, node_id: str, number: int, signatures: Signatures) -> Endorsement:
-    """What this node itself has signed of its checkpoint of a round; raise CheckpointError if it has not."""
+    """Read this node's endorsement of its checkpoint of a round; raise CheckpointError if it has not signed one."""
     key = layout.endorsement(number, node_id)
     try:
         data = store.get(key, limit=SMALL_BYTES, listed=True)

@@ -1,8 +1,9 @@
-"""A node that has joined an experiment on a store: what all its documents go through, whatever its loop does."""
+"""A node that has joined an experiment on a store: the parts that all its documents go through."""
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rl_swarm import __version__
@@ -34,15 +35,15 @@ class Membership:
     news: Newsbox
 
     def share(self, key: str, data: bytes) -> None:
-        """Put a small document of this node's under a key that may be there already."""
+        """Put a small document under a key that may exist already."""
         try:
             self.store.rewrite(key, data)
         except Refused as error:
             self.news.add("refused", str(error))
 
     def merge(self, until: float) -> None:
-        """When nothing is written any more: put journals under their documented names."""
-        with contextlib.suppress(StoreAway):  # the segments are there, and every reader knows them
+        """Put the finished journals under their documented names."""
+        with contextlib.suppress(StoreAway):  # the segments exist, and every reader knows them
             self.copies.merge(until)
 
 
@@ -60,8 +61,8 @@ def enter(
     doing: Callable[[], tuple[str, int]],
     background: bool = True,
 ) -> Membership:
-    """Register under the name that `config` has; from then on the spool in `folder` is emptied, journals below `record` are copied,
-    and heartbeats say what the node is `doing`."""
+    """Register the node; from then on publish the spool in `folder`, copy the journals below `record`, and send heartbeats that
+    say what the node is `doing`."""
     node_id, layout = config.node, Layout(experiment.experiment)
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
@@ -72,7 +73,7 @@ def enter(
         required=config.require_signatures,
         allowed=allowed_keys(config.allowed_keys) if config.allowed_keys else None,
         book=folder / "keys",
-        say=lambda line: news.add("signatures", line),
+        say=partial(news.add, "signatures"),
     )
     experiments.check_announcer(config.role, signatures)
     model = experiments.public_model(config.model)
@@ -82,8 +83,9 @@ def enter(
     except Refused as error:  # a coordinator needs no registration, and a worker can do without
         waits = "" if config.role == "coordinator" else ", and the coordinator does not wait for it"
         news.add("unregistered", f"{error}; until then this node goes on unregistered{waits}")
-    pulse = Pulse(store, layout, node_id, clock, session, lambda line: news.add("name_in_use", line), signatures)
-    copies = Copies(record, layout.journals(node_id), store, folder / "copied", clock, lambda line: news.add("refused", line))
+    pulse = Pulse(store, layout, node_id, clock, session, partial(news.add, "name_in_use"), signatures)
+    refused = partial(news.add, "refused")
+    copies = Copies(record, layout.journals(node_id), store, folder / "copied", clock, refused)
     publisher = Publisher(
         store,
         folder / "spool",
@@ -93,5 +95,6 @@ def enter(
         background=background,
         mine=signatures.reclaims,
         copy=copies.bring,
+        tell=refused,
     )
     return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news)

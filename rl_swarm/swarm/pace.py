@@ -1,6 +1,7 @@
-"""Which round a worker goes on with: rounds are labels, nobody waits for a peer, and a missing coordinator costs time once."""
+"""Decide which round a worker plays next: nobody waits for a peer, and a missing coordinator costs time once."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rl_swarm.clock import Clock, Pauses
 from rl_swarm.errors import StoreAway
@@ -8,24 +9,26 @@ from rl_swarm.randomness import generator
 from rl_swarm.swarm.rounds import Rounds
 
 POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
-PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward: wait for that, and for word of it
+PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward; its announcement takes time
 
 
+@dataclass(eq=False)
 class Pace:
-    """Follows the announced rounds; `report` is told when it goes on alone or the store is away."""
+    """Follows the announced rounds; `report` is told when the node goes on alone or the store is away."""
 
-    def __init__(self, rounds: Rounds, clock: Clock, report: Callable[..., None], node_id: str, round_interval: float) -> None:
-        self.rounds = rounds
-        self.clock = clock
-        self.report = report
-        self.node_id = node_id
-        self.round_interval = round_interval
-        self.patient = True
+    rounds: Rounds
+    clock: Clock
+    report: Callable[..., None]
+    node_id: str
+    round_interval: float
+    patient: bool = True
+
+    def __post_init__(self) -> None:
         self._next_survey = 0.0
-        self._jitter = generator("wait", node_id)
+        self._jitter = generator("wait", self.node_id)
 
     def first(self, own: int) -> int:
-        """The round to start with: the newest of the swarm, or where this node stood if that is further or nobody else is there."""
+        """The round to start with: the newest of the swarm, or `own` if that is higher or nobody else is there."""
         self._next_survey = self.clock.monotonic() + self.round_interval
         try:
             announced = self.rounds.survey()
@@ -38,7 +41,7 @@ class Pace:
         return own if others is None else others
 
     def following(self, number: int, waiting: Callable[[], None]) -> int:
-        """The newest round announced above `number`; without one, wait once at most, then the next by itself.
+        """The newest round announced above `number`. If there is none, wait at most once, then go on with the next number.
 
         `waiting` is called before every pause, and may raise to leave.
         """
@@ -59,12 +62,12 @@ class Pace:
             pauses.pause(patience - waited)
 
     def _look(self, number: int) -> int | None:
-        """A round announced above `number`. Hearing of any new announcement makes the node patient again."""
+        """Look for a round announced above `number`. Any new announcement makes the node patient again."""
         known = self.rounds.newest
         try:
             announced = self.rounds.advance(number)
             if announced is None and self.clock.monotonic() >= self._next_survey:
-                # Probing by name crosses no gap, and cannot find a coordinator that started somewhere else.
+                # Looking up the next name crosses no gap, and cannot find a coordinator that started elsewhere.
                 self._next_survey = self.clock.monotonic() + self.round_interval
                 announced = self.rounds.survey()
         except StoreAway as away:

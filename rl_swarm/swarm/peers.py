@@ -1,11 +1,13 @@
 """Who is in the swarm and who is live.
 
-A node registers once and sends a numbered heartbeat when it has been silent for long. Liveness is judged by the observer's own
-clock since it last saw *something new* of a node; clocks of two machines are never compared.
+A node registers once and sends a numbered heartbeat after a long silence. Liveness is judged by the observer's own clock since it
+last saw *something new* of a node; clocks of two machines are never compared.
 """
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -21,11 +23,11 @@ from rl_swarm.swarm.signatures import Signatures, read_signed
 NodeName = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=200)]
 
-MOST_LOOKED_AT = 256  # registered nodes of which people are shown something: thousands may be made up
+MOST_LOOKED_AT = 256  # registered nodes that are shown: thousands may be made up
 KEPT_BEATS = 2  # heartbeats that a node leaves in the store
-MOST_BEATS = 10**9  # a heartbeat with a higher number is none
-BEATS_LEFT = 10**6  # a node does not go on from a number so near to that, which a stranger must have made up
-MOST_CLEARED = 16  # heartbeats that are looked at in one go for whether this node has sent them
+MOST_BEATS = 10**9  # heartbeats with a higher number are ignored
+BEATS_LEFT = 10**6  # a node does not continue from a number this close to the limit: a stranger made it up
+MOST_CLEARED = 16  # heartbeats that are examined at once for this node's signature
 TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
 
 
@@ -52,33 +54,29 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 def register(store: Store, layout: Layout, registration: Registration, signatures: Signatures | None = None) -> None:
-    """Register once; a node that comes back finds its registration and leaves it.
+    """Register once; a node that comes back keeps its registration.
 
-    Where everybody signs, what nobody has signed is replaced, and so is what another key has signed for a name of this node's own.
-    A name that somebody else had first is refused. Raises Refused where something that is no file has the registration's place.
+    Where everybody signs, a registration is replaced if nobody signed it, or if another key signed it for a name that belongs to
+    this node. A name that belongs to another key raises ConfigError. Raises Refused if the registration's place is not a file.
     """
     signatures, key, name = signatures or Signatures(), layout.peer(registration.peer_id), registration.peer_id
     data = signatures.sign(key, seal(registration))
     if store.put(key, data) or not signatures.required:
         signatures.claim(name)
         return
-    try:
+    signed = None
+    with contextlib.suppress(NotFound, BadDocument):
         signed = signatures.signer(key, store.get(key, limit=SMALL_BYTES))
-    except (NotFound, BadDocument):
-        signed = None
     if signed and not signatures.may_take(name, signed):
         raise ConfigError(f"NODE_ID {name!r} belongs to another key in this experiment, {signed}: choose another NODE_ID")
     signatures.claim(name)
-    if signed is None or not signatures.is_mine(signed):
+    if signed is None or signed != signatures.public:
         store.rewrite(key, data)
 
 
 def read_registration(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Registration | None:
-    try:
-        found = read_signed(store, layout.peer(node_id), Registration, node_id, signatures)
-    except (NotFound, BadDocument):
-        return None
-    return found if found.peer_id == node_id else None
+    found = read_signed(store, layout.peer(node_id), Registration, node_id, signatures)
+    return found if found and found.peer_id == node_id else None
 
 
 def registered(store: Store, layout: Layout) -> set[str]:
@@ -86,10 +84,9 @@ def registered(store: Store, layout: Layout) -> set[str]:
 
 
 def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: int = MOST_LOOKED_AT) -> tuple[list[str], int]:
-    """At most so many of the registered nodes, in order, and how many were left out: for whoever looks at each of them.
+    """Return at most `most` registered nodes, in order, and how many were left out.
 
-    Of very many those come first that are `known`, have sent a heartbeat or keep a journal. That takes two listings, whatever their
-    number.
+    Nodes that are `known`, have sent a heartbeat or keep a journal come first. Takes two listings, whatever their number.
     """
     there = store.list(layout.peers)
     names = {node for node in map(node_of_file, there) if node is not None}
@@ -121,79 +118,67 @@ def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Sig
 def read_heartbeat(
     store: Store, layout: Layout, node_id: str, sequence: int, signatures: Signatures | None = None
 ) -> Heartbeat | None:
-    try:
-        found = read_signed(store, layout.heartbeat(node_id, sequence), Heartbeat, node_id, signatures)
-    except (NotFound, BadDocument):
-        return None
-    return found if (found.peer_id, found.sequence) == (node_id, sequence) else None
+    found = read_signed(store, layout.heartbeat(node_id, sequence), Heartbeat, node_id, signatures)
+    return found if found and (found.peer_id, found.sequence) == (node_id, sequence) else None
 
 
+@dataclass(eq=False)
 class Pulse:
-    """A node's own heartbeats: numbered on from what is in the store, only the last two kept there.
+    """A node's own heartbeats, numbered on from those in the store, where the last two are kept.
 
-    They also show whether another process uses this node's name: then the number that is next is taken by another session again
-    and again. `report` is given a line about it now and then. Where everybody signs, what another key has put there, or none, is
-    nobody's: it is replaced, and not gone past.
+    They also reveal another process with this node's name: its session takes the next number again and again, and `report` is
+    given a line about it now and then. Where everybody signs, heartbeats that this node has not signed are replaced, not skipped.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        layout: Layout,
-        node_id: str,
-        clock: Clock,
-        session: str = "",
-        report: Callable[[str], None] = lambda line: None,
-        signatures: Signatures | None = None,
-    ) -> None:
-        self.store = store
-        self.layout = layout
-        self.node_id = node_id
-        self.clock = clock
-        self.session = session
-        self.signatures = signatures or Signatures()
+    store: Store
+    layout: Layout
+    node_id: str
+    clock: Clock
+    session: str = ""
+    report: Callable[[str], None] = lambda line: None
+    signatures: Signatures = field(default_factory=Signatures)
+
+    def __post_init__(self) -> None:
         self._insists = self.signatures.required and self.signatures.identity is not None
-        self._report = report
-        self._sequence: int | None = None
+        self._next = 0  # the number of the next heartbeat; 0 until the store was listed
         self._kept: deque[int] = deque()  # numbers of the heartbeats in the store that are this node's to remove
-        self._strangers: Counter[str] = Counter()  # how often the next number was taken by this session
+        self._strangers: Counter[str] = Counter()  # how often another session had taken the next number
         self._twin, self._met_at, self._told_at = "", -TOLD_SECONDS, -TOLD_SECONDS
 
     def beat(self, doing: str, round_number: int) -> None:
-        if self._sequence is None:
+        if not self._next:
             self._kept.extend(self._numbers()[-KEPT_BEATS:])
-            self._sequence = (self._kept[-1] if self._kept else 0) + 1
+            self._next = (self._kept[-1] if self._kept else 0) + 1
         try:
             self._send(doing, round_number)
         except Refused:
-            self._sequence += 1  # this number cannot be used
+            self._next += 1  # this number cannot be used
             raise
         while len(self._kept) > KEPT_BEATS:
             self.store.delete(self.layout.heartbeat(self.node_id, self._kept[0]))
             self._kept.popleft()
-        self._sequence += 1
+        self._next += 1
 
     def _send(self, doing: str, round_number: int) -> None:
-        assert self._sequence is not None
         if self._insists:
             self._clear()
         if self._put(doing, round_number):
             return
-        if self._insists and self._read(self._sequence) is None:
+        if self._insists and self._read(self._next) is None:
             self._put(doing, round_number, anyway=True)
         elif self._meet_stranger():
-            self._sequence = max([self._sequence, *self._numbers()[-1:]]) + 1
+            self._next = max([self._next, *self._numbers()[-1:]]) + 1
             self._put(doing, round_number)  # so that the other process learns of this one
 
     def _clear(self) -> None:
         """Remove heartbeats with higher numbers that this node has not signed: readers look at the newest few."""
-        above = (number for number in heartbeat_numbers(self.store, self.layout, self.node_id) if number > (self._sequence or 0))
+        above = (number for number in heartbeat_numbers(self.store, self.layout, self.node_id) if number > self._next)
         for number in sorted(above, reverse=True)[:MOST_CLEARED]:
             if self._read(number) is None:
                 self.store.delete(self.layout.heartbeat(self.node_id, number))
 
     def _numbers(self) -> list[int]:
-        """Numbers in the store to go on from, in order: none near the limit; where everybody signs, of the newest this node's."""
+        """Numbers in the store to continue from, in order; where everybody signs, of the newest only this node's."""
         there = heartbeat_numbers(self.store, self.layout, self.node_id)
         usable = sorted(number for number in there if number < MOST_BEATS - BEATS_LEFT)
         if self._insists:
@@ -201,50 +186,47 @@ class Pulse:
         return usable
 
     def _read(self, number: int) -> Heartbeat | None:
-        """A heartbeat under this node's name; where everybody signs, one that this node's key has not signed is none."""
+        """A heartbeat under this node's name; where everybody signs, None unless this node's key signed it."""
         key = self.layout.heartbeat(self.node_id, number)
-        try:
+        with contextlib.suppress(NotFound, BadDocument):
             data = self.store.get(key, limit=SMALL_BYTES)
             found = unseal(data, Heartbeat)
-        except (NotFound, BadDocument):
-            return None
-        is_its_own = (found.peer_id, found.sequence) == (self.node_id, number)
-        return found if is_its_own and (not self._insists or self.signatures.mine(key, data)) else None
+            if (found.peer_id, found.sequence) == (self.node_id, number) and (not self._insists or self.signatures.mine(key, data)):
+                return found
+        return None
 
     def _put(self, doing: str, round_number: int, anyway: bool = False) -> bool:
-        """Send a heartbeat; False if its number is taken, unless that is to be replaced."""
-        assert self._sequence is not None
+        """Send a heartbeat; False if its number is taken, unless it is sent `anyway`."""
         twin = self._twin if self.clock.monotonic() - self._met_at < TOLD_SECONDS else ""
-        beat = Heartbeat(self.node_id, self._sequence, self.clock.wall(), doing[:200], round_number, self.session, twin)
-        key = self.layout.heartbeat(self.node_id, self._sequence)
+        beat = Heartbeat(self.node_id, self._next, self.clock.wall(), doing[:200], round_number, self.session, twin)
+        key = self.layout.heartbeat(self.node_id, self._next)
         data = self.signatures.sign(key, seal(beat))
         if anyway:
             self.store.rewrite(key, data)
         elif not self.store.put(key, data):
             return False
-        self._kept.append(self._sequence)
+        self._kept.append(self._next)
         return True
 
     def _meet_stranger(self) -> bool:
-        """Look whose heartbeat has taken the next number, and report a session that goes on sending them.
+        """Look whose heartbeat has taken the next number, and report a session that keeps sending them.
 
-        An earlier life of this node may have left heartbeats which a listing concealed: the last two, and one more if it was killed
-        before it removed it. A session that is met more often is alive.
+        An earlier life of this node may have left heartbeats that a listing concealed: the last two, and one more if it was killed
+        before removing it. A session that is met more often is alive.
         """
-        assert self._sequence is not None
-        found = self._read(self._sequence)
+        found = self._read(self._next)
         if found is None:
             return False
         if found.session == self.session:  # it was written, and the answer was lost
-            if self._sequence not in self._kept:
-                self._kept.append(self._sequence)
+            if self._next not in self._kept:
+                self._kept.append(self._next)
             return False
         self._strangers[found.session] += 1
         if self._strangers[found.session] > KEPT_BEATS + 1:
             self._twin, self._met_at = found.session or "unknown", self.clock.monotonic()
             if self._met_at - self._told_at >= TOLD_SECONDS:
                 self._told_at = self._met_at
-                self._report(
+                self.report(
                     f"another process sends heartbeats as {self.node_id} (session {self._twin}): of two nodes with one NODE_ID "
                     "only the faster is heard; stop one of them, or give it another NODE_ID"
                 )
@@ -257,14 +239,13 @@ class Liveness:
     def __init__(self, clock: Clock, limit_seconds: float) -> None:
         self.clock = clock
         self.limit_seconds = limit_seconds
-        self._marks: dict[str, dict[str, int]] = {}
+        self._marks: dict[tuple[str, str], int] = {}
         self._seen: dict[str, float] = {}
 
     def sign(self, node_id: str, kind: str, mark: int) -> None:
-        """Note a numbered sign of one kind; only a number higher than before is a sign of life."""
-        marks = self._marks.setdefault(node_id, {})
-        if mark > marks.get(kind, -1):
-            marks[kind] = mark
+        """Note a numbered sign of one kind; only a higher number than before is a sign of life."""
+        if mark > self._marks.get((node_id, kind), -1):
+            self._marks[node_id, kind] = mark
             self._seen[node_id] = self.clock.monotonic()
 
     def live(self) -> set[str]:

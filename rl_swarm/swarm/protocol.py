@@ -1,7 +1,7 @@
-"""The seam: all that the loop of a node knows of the others.
+"""The seam: everything that a node's loop knows of its peers.
 
-A swarm is a shared store (`through_store.py`) or nobody else (`alone.py`). A third kind, a network of peers or a chain, is a class
-with these methods, and a line in `node/assembly.py` that makes it: the loop does not change.
+A swarm is a shared store (`through_store.py`) or nobody else (`alone.py`). A third kind, a peer-to-peer network or a chain, is a
+class with these methods and a line in `node/assembly.py`: the loop does not change.
 """
 
 import random
@@ -14,52 +14,52 @@ from rl_swarm.rollout import Rollout
 
 
 class Swarm(Protocol):
-    """A round has stages; today only stage 0 is played. Nothing here waits for a peer, and nobody else's failure is raised."""
+    """A round has stages; today only stage 0 is played. No method waits for a peer, or raises because of one."""
 
     def first_round(self, own: int) -> int:
-        """The round to begin with, for a node that by itself would begin with `own`."""
+        """The round to begin with; a node without peers would begin with `own`."""
         ...
 
     def next_round(self, done: int, waiting: Callable[[], None]) -> int:
-        """The round that comes after this one; `waiting` is called before every pause, and may raise to leave."""
+        """The round after this one. `waiting` is called before every pause, and may raise to leave."""
         ...
 
     def prepare(self, number: int, stage: int, count: int, chooser: random.Random) -> None:
-        """Said before the node generates: what `gather` will be asked for, so that it can be looked for meanwhile."""
-        ...
+        """Announce the coming `gather`, so that the swarm can read ahead while the node generates."""
+        return
 
     def publish(self, rollout: Rollout, policy_version: int) -> None:
-        """Give an own rollout to the others; returns at once."""
-        ...
+        """Share an own rollout; returns at once."""
+        return
 
     def gather(self, number: int, stage: int, count: int, chooser: random.Random) -> list[Rollout]:
-        """At most so many rollouts of others, verified, none of them ever given before. All own ones of the stage are published."""
+        """Return at most `count` verified external rollouts, each given once ever. Own rollouts of the stage are published."""
         ...
 
     def submit(self, number: int, stage: int, reward: float, completions: int) -> None:
-        """Say what this node's own completions were worth, as the last thing of a round."""
-        ...
+        """Publish the mean reward of the own completions. Ends the round."""
+        return
 
     def news(self) -> list["News"]:
-        """What has happened since last asked."""
+        """Events since the last call."""
         ...
 
     def figures(self, number: int) -> Mapping[str, Any]:
-        """What the exchange was like so far, for the record of a round."""
+        """Figures of the exchange, for the record of a round."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What must outlive this process, as JSON would have it."""
+        """State that must outlive this process, as JSON values."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; raise CheckpointError, with nothing changed, if it is no such state."""
-        ...
+        """Restore a `state`; raise CheckpointError, with nothing changed, if it is not one."""
+        return
 
 
 @dataclass(frozen=True)
 class News:
-    """Something that people may want to know: the name of the event, a line for the console or none, and details."""
+    """An event, a line for the console (or none), and details."""
 
     event: str
     line: str = ""
@@ -67,7 +67,7 @@ class News:
 
 
 class Newsbox:
-    """Collects news from any thread until the loop asks for them."""
+    """Collects news from any thread until the loop takes them."""
 
     def __init__(self) -> None:
         self._waiting: deque[News] = deque()

@@ -1,19 +1,19 @@
-"""What peers may cost a reader in one round, and bring it, whatever they have put into the store."""
+"""Limits on the work that peers can cause a reader in one round, whatever they put into the store."""
 
 from dataclasses import dataclass
 
 FILES = 32
-UNREADY = 4  # files that were not there or not whole: each costs the store's retries
+UNREADY = 4  # missing or incomplete files: each costs the store's retries
 BYTES = 16 << 20
-POOL_BYTES = 64 << 20  # of text that is kept for later rounds, all peers together
+POOL_BYTES = 64 << 20  # text kept for later rounds, all peers together
 ROLLOUTS = 128
-CHECKING_SECONDS = 10.0  # kept inside a rollout, too: one that takes longer than what is left is given up
-CHECKING_SHARE = 1 / 15  # of the time for fetching that checking may take, all peers together, however quick the node itself is
+CHECKING_SECONDS = 10.0  # a rollout that takes longer than what is left is given up
+CHECKING_SHARE = 1 / 15  # of the time for fetching: checking may always take this long, all peers together
 
 
 @dataclass
 class Allowance:
-    """What is left for one peer."""
+    """What is left of one peer's quota."""
 
     files: int = FILES
     unready: int = UNREADY
@@ -23,7 +23,7 @@ class Allowance:
 
     @classmethod
     def of_round(cls, wanted: int) -> "Allowance":
-        """Enough to have all that is wanted from one peer, also where each rollout is a file."""
+        """Enough to take all that is wanted from one peer, even if each rollout is a file."""
         return cls(files=max(FILES, wanted), rollouts=max(ROLLOUTS, wanted))
 
     @property
@@ -37,9 +37,9 @@ class Allowance:
 
 @dataclass
 class Budget:
-    """What is left for all peers together: seconds of checking, and who has had no turn yet; and the most of one peer's round.
+    """What is left for all peers together: seconds of checking, and the peers that have had no turn yet.
 
-    `places` bounds how many rollouts of one peer and round are taken, so that many true ones cannot crowd out everybody else's.
+    `places` limits the rollouts of one peer and round, so that many true ones cannot crowd out everybody else's.
     """
 
     seconds: float
@@ -47,10 +47,10 @@ class Budget:
     peers: set[str]
 
     def reserve(self, peer: str) -> float:
-        """The seconds that this peer must leave to those who have had no turn yet."""
+        """The seconds that this peer must leave to peers that have had no turn yet."""
         self.peers.discard(peer)
         return self.seconds * len(self.peers) / (len(self.peers) + 1)
 
     def for_one(self, reserve: float) -> float:
-        """The seconds that one rollout may take: its peer's, or half of all that is left, since ending one is dear."""
+        """The seconds that one rollout may take: its peer's share, or half of what is left, since aborting one is expensive."""
         return max(self.seconds - reserve, self.seconds / 2)

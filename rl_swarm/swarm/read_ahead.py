@@ -1,7 +1,4 @@
-"""Fetch peers' files while the node generates, so that `gather` finds them here and waits for the store less.
-
-Which files are wanted, and what is in them, is not known here.
-"""
+"""Fetch peers' files while the node generates, so that `gather` waits less for the store. Knows nothing of their content."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +10,9 @@ Plan = Callable[[Callable[[], bool]], Sequence[str]]
 
 
 class ReadAhead:
-    """`begin` returns at once, `end` waits for at most one operation; between them a thread fetches, within one peer's quota.
+    """`begin` starts a thread that fetches, within one peer's quota; `end` waits for at most one operation.
 
-    Without `background`, as in a process that hosts many nodes on a store that answers at once, nothing is fetched ahead.
+    Without `background` (many nodes in one process, on a store in memory) nothing is fetched ahead.
     """
 
     def __init__(self, background: bool) -> None:
@@ -26,10 +23,10 @@ class ReadAhead:
         self._failure: BaseException | None = None
 
     def begin(self, plan: Plan, most: int, fetch: Callable[[str], bytes]) -> None:
-        """Fetch the first `most` files that `plan` names, and forget those that it does not name.
+        """Fetch the first `most` files that `plan` names, and forget fetched files that it does not name.
 
-        A file that `fetch` finds fault with is left out. Both are called in the thread: they may ask the store, and must change
-        nothing; `plan` is given a function that says when it need not go on.
+        The thread calls both: they may ask the store, and must change nothing. `plan` is given a function that tells it to stop
+        early. A file for which `fetch` raises is left out.
         """
         if not self._background:
             return
@@ -39,7 +36,7 @@ class ReadAhead:
         self._thread.start()
 
     def end(self) -> None:
-        """Fetch no more; raise what the thread died of, a bug that must not pass in silence."""
+        """Stop fetching; raise the failure of the thread, a bug that must not go unnoticed."""
         self._ending = True
         if self._thread:
             self._thread.join()
@@ -53,13 +50,13 @@ class ReadAhead:
     def _run(self, plan: Plan, most: int, fetch: Callable[[str], bytes]) -> None:
         try:
             self._fetch(plan(lambda: self._ending), most, fetch)
-        except StoreAway:  # the loop will see for itself, and says so
+        except StoreAway:  # the loop will notice and say so
             return
-        except BaseException as failure:  # kept, and raised in the loop's own thread by end()
+        except BaseException as failure:  # raised in the loop's own thread by end()
             self._failure = failure
 
     def _fetch(self, keys: Sequence[str], most: int, fetch: Callable[[str], bytes]) -> None:
-        if self._ending:  # the plan may not be all there is
+        if self._ending:  # the plan may be incomplete
             return
         self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
         faults = 0
@@ -68,5 +65,5 @@ class ReadAhead:
                 return
             try:
                 self._fetched[key] = self._fetched.get(key) or fetch(key)
-            except (NotFound, BadDocument):  # perhaps not all there yet: whoever wants it looks again, and judges
+            except (NotFound, BadDocument):  # perhaps incomplete: `gather` looks again and judges
                 faults += 1

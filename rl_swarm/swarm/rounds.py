@@ -1,15 +1,17 @@
 """Announced rounds and submitted rewards: what the swarm agrees on, round by round.
 
 `state/round_N.json` is written once and is the truth; `current_state.json` is for people, and at most a hint. The next round is
-probed by name, since listings lag and grow. Nothing here waits or decides: see pace.py and node/coordinator.py.
+looked up by name, since listings lag and grow. Nothing here waits or decides: see pace.py and node/coordinator.py.
 
-Anybody can make files and folders, by the thousand. So a round counts as announced, or as reached, only by a valid document below
-the last round, and of very many numbers only some are looked at.
+Anybody can make files and folders by the thousand. So only a valid document below the last round makes a round count as announced
+or reached, and of very many numbers only some are examined.
 """
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,17 +21,17 @@ from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, NotFound, Refused
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
-from rl_swarm.swarm.peers import read_registration, registered
+from rl_swarm.swarm.peers import NodeName, read_registration, registered
 from rl_swarm.swarm.signatures import Signatures, read_signed
 
 MOST_EPOCHS = 10**6
-EPOCH_LEAP = 1_000  # every start of a coordinator adds one: an epoch this far above all others is none
-STRIDE = 20  # numbers that are looked at before those above them are taken for made up
+EPOCH_LEAP = 1_000  # every start of a coordinator adds one: an epoch this far above all others is made up
+STRIDE = 20  # numbers without a valid document, after which higher ones are taken for made up
 MOST_NAMES = 10  # rewards of one round that are read to find a valid one
 
 Number = Annotated[int, Meta(ge=0, lt=10**15)]
 RoundNumber = Annotated[int, Meta(ge=0, lt=MOST_ROUNDS)]
-NodeName = Annotated[str, Meta(max_length=64)]
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -73,21 +75,21 @@ class Reward(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
+@dataclass(eq=False)
 class Rounds:
-    """Reads and writes announcements below the round `limit`, and remembers the newest valid one and the highest epoch."""
+    """Reads and writes announcements below the round `limit`; remembers the newest valid one and the highest epoch."""
 
-    def __init__(self, store: Store, layout: Layout, limit: int = MOST_ROUNDS, signatures: Signatures | None = None) -> None:
-        self.store = store
-        self.layout = layout
-        self.limit = limit
-        self.signatures = signatures or Signatures()
-        self.newest: Announcement | None = None
-        self.epoch = 0
+    store: Store
+    layout: Layout
+    limit: int = MOST_ROUNDS
+    signatures: Signatures = field(default_factory=Signatures)
+    newest: Announcement | None = None
+    epoch: int = 0
 
     def announce(self, announcement: Announcement) -> Announcement:
         """Write a round once; return the announcement that counts for this number, which may be another coordinator's.
 
-        Where rounds are signed, a file that no coordinator has signed is nobody's, and is replaced.
+        Where rounds are signed, a file that no coordinator has signed is replaced.
         """
         key = self.layout.round(announcement.round)
         data = self.signatures.sign(key, seal(announcement))
@@ -95,7 +97,7 @@ class Rounds:
             try:
                 return self.read(announcement.round)
             except (NotFound, BadDocument) as error:
-                if not self.signatures.announcers:  # unreadable, for good or for now: the number is left to whoever took it
+                if not self.signatures.announcers:  # unreadable, for good or for now: leave the number to its writer
                     raise error if isinstance(error, BadDocument) else BadDocument("incomplete", f"{key} cannot be read") from None
             try:
                 self.store.rewrite(key, data)
@@ -106,10 +108,7 @@ class Rounds:
 
     def read(self, number: int) -> Announcement:
         """The announcement of one round; raise NotFound or BadDocument if there is none to be trusted."""
-        key = self.layout.round(number)
-        data = self.store.get(key, limit=SMALL_BYTES)
-        found = unseal(data, Announcement)
-        self.signatures.check_announcement(key, data)
+        found = self._read(self.layout.round(number), Announcement)
         if found.round != number:
             raise BadDocument("misplaced", f"it announces round {found.round}")
         if found.epoch > self.epoch + EPOCH_LEAP:
@@ -118,19 +117,16 @@ class Rounds:
         return found
 
     def look_up(self, number: int) -> Announcement | None:
-        """The announcement of one round if there is such a round and it can be read now."""
-        if not 0 <= number < self.limit:
-            return None
-        try:
-            return self.read(number)
-        except (NotFound, BadDocument):
-            return None
+        """The announcement of one round, if there is such a round and it can be read now."""
+        with contextlib.suppress(NotFound, BadDocument):
+            return self.read(number) if 0 <= number < self.limit else None
+        return None
 
     def advance(self, beyond: int) -> Announcement | None:
-        """The newest announcement above `beyond` that follows the newest known without a gap: one probe when there is none.
+        """The newest announcement above `beyond` that follows the newest known without a gap; one read if there is none.
 
-        Announcements at or below `beyond` are heard of on the way: a node that went ahead learns that there is a coordinator. One
-        that has heard of none yet takes current_state.json as a hint where to look.
+        Announcements at or below `beyond` are noted on the way: a node that went ahead learns that there is a coordinator. A node
+        that knows of none yet takes current_state.json as a hint where to look.
         """
         if self.newest is None:
             hint = self.read_current()
@@ -142,10 +138,10 @@ class Rounds:
         return self.newest if self.newest and self.newest.round > beyond else None
 
     def survey(self) -> Announcement | None:
-        """The newest valid announcement by listing: for the start, and after a gap that probing cannot cross."""
+        """The newest valid announcement by listing: for the start, and after a gap that `advance` cannot cross."""
         found: int | None = self.newest.round if self.newest else -1
         numbers = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
-        while found is not None:  # again above what was found, since every announcement read makes higher epochs credible
+        while found is not None:  # search again above it, since every announcement makes higher epochs credible
             above = [number for number in numbers if found < number < self.limit]
             found = highest_good(above, lambda number: self.look_up(number) is not None)
         return self.newest
@@ -164,7 +160,7 @@ class Rounds:
         return highest_good(numbers, done)
 
     def reached_by_others(self, node_id: str, beyond: int, chance: random.Random) -> int | None:
-        """The newest round above `beyond` that another worker has done, or where rounds are signed one whose key may announce."""
+        """The newest round above `beyond` that another worker has done; where rounds are signed, one that may announce them."""
         trusted = self.signatures.announcers
 
         def is_other_worker(name: str) -> bool:
@@ -177,13 +173,15 @@ class Rounds:
         self.store.rewrite(self.layout.current_state, self.signatures.sign(self.layout.current_state, seal(state)))
 
     def read_current(self) -> CurrentState | None:
-        try:
-            data = self.store.get(self.layout.current_state, limit=SMALL_BYTES)
-            found = unseal(data, CurrentState)
-            self.signatures.check_announcement(self.layout.current_state, data)
-            return found
-        except (NotFound, BadDocument):
-            return None
+        with contextlib.suppress(NotFound, BadDocument):
+            return self._read(self.layout.current_state, CurrentState)
+        return None
+
+    def _read(self, key: str, kind: type[T]) -> T:
+        data = self.store.get(key, limit=SMALL_BYTES)
+        found = unseal(data, kind)
+        self.signatures.check_announcement(key, data)
+        return found
 
     def _remember(self, announcement: Announcement) -> None:
         self.epoch = max(self.epoch, announcement.epoch)
@@ -192,23 +190,20 @@ class Rounds:
 
 
 def submitted(store: Store, layout: Layout, number: int) -> set[str]:
-    """The nodes that have submitted a reward for a round, by name of file: one listing, whatever the number of nodes."""
+    """The nodes that have submitted a reward for a round, by file name: one listing, whatever the number of nodes."""
     return {node for node in map(node_of_file, store.list(layout.rewards_of(number))) if node is not None}
 
 
 def read_reward(store: Store, layout: Layout, number: int, node_id: str, signatures: Signatures | None = None) -> Reward | None:
-    """The reward of a node for a round, if it can be read now and is of that node and round."""
-    try:
-        found = read_signed(store, layout.reward(number, node_id), Reward, node_id, signatures)
-    except (NotFound, BadDocument):
-        return None
-    return found if (found.peer_id, found.round) == (node_id, number) else None
+    """The reward of a node for a round, if it can be read now and belongs there."""
+    found = read_signed(store, layout.reward(number, node_id), Reward, node_id, signatures)
+    return found if found and (found.peer_id, found.round) == (node_id, number) else None
 
 
 def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> set[str]:
-    """Names that the newest announcement knows, and those under which rewards of the first or the newest rounds lie.
+    """Names in the newest announcement, and those with rewards in the first or the newest rounds.
 
-    Anybody can write there: it says whom to look at first, not who took part.
+    Anybody can write there: this says whom to look at first, not who took part.
     """
     numbers = {0, newest.round, newest.round - 1} if newest else {0}
     found = {newest.coordinator, *newest.live} if newest else set()
@@ -216,16 +211,16 @@ def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> 
 
 
 def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:
-    """Rounds that have a folder of rewards, newest first; whoever made it, and whatever is in it."""
+    """Rounds that have a folder of rewards, newest first, whoever made it."""
     numbers = {number for number in map(round_of_folder, store.list(layout.rewards)) if number is not None}
     return sorted(numbers, reverse=True)
 
 
 def highest_good(numbers: Iterable[int], good: Callable[[int], bool]) -> int | None:
-    """The highest number that is good, without looking at all of them: most may be made up.
+    """The highest good number, without examining all of them: most may be made up.
 
-    The newest few are looked at first. Where none of them is good, honest progress is looked for from the lowest on: it leaves no
-    large gaps, so that the way ends where a whole stride holds nothing good.
+    The newest few come first. If none of them is good, the search for honest progress begins at the lowest: progress leaves no
+    large gaps, so the search ends where a whole stride holds nothing good.
     """
     ordered = sorted(numbers)
     for number in reversed(ordered[-STRIDE:]):

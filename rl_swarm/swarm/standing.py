@@ -1,7 +1,7 @@
-"""What a node thinks of its peers, from the files it has read of them: whose rollouts were good, and who is muted for a while.
+"""This node's opinion of its peers, from the files it has read: whose rollouts were good, and who is muted for a while.
 
-A bad file is a fault, two good files make up for one. A peer with three faults is not read for some rounds, and for twice as many
-each further time; a mute ends by itself. It is this node's own opinion: peers may read it in the metrics, and need not share it.
+A bad file is a fault; two good files make up for one. A peer with three faults is not read for some rounds, and for twice as many
+each further time. Every mute ends by itself. Peers can see the opinion in the metrics and need not share it.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from msgspec import Meta
 
 from rl_swarm.document import Count
 
-FAULT = 2  # what a good file makes up for is 1
+FAULT = 2  # a good file takes away 1
 MOST_FAULTS = 3 * FAULT
 FIRST_MUTE_ROUNDS = 8
 LONGEST_MUTE_ROUNDS = 256
-MOST_PEERS = 2048  # remembered: whoever was not read for longest is forgotten first
+MOST_PEERS = 2048  # remembered; the least recently read is forgotten first
 MOST_TOLD = 20  # mutes in one row of metrics
 
 
 class Standing(msgspec.Struct, forbid_unknown_fields=True):
-    """`until` is the first round in which a muted peer is read again; `reason` is what its last bad file was refused for."""
+    """A muted peer is read again in round `until`; `reason` is why its last bad file was refused."""
 
     good: bool = False
     faults: Annotated[int, Meta(ge=0, le=MOST_FAULTS)] = 0
@@ -39,14 +39,14 @@ class Mute:
 
 class Standings:
     def __init__(self) -> None:
-        self._peers: dict[str, Standing] = {}  # whoever was read last is last
+        self._peers: dict[str, Standing] = {}  # the most recently read comes last
         self._news: list[Mute] = []
 
     def muted(self, peer: str, round_number: int) -> bool:
         return peer in self._peers and round_number < self._peers[peer].until
 
     def trusted(self, peer: str) -> bool:
-        """Whether the last file of this peer that could be judged was good."""
+        """Whether this peer's last judged file was good."""
         return peer in self._peers and self._peers[peer].good
 
     def good(self, peer: str) -> None:
@@ -67,12 +67,12 @@ class Standings:
             self._news.append(Mute(peer, reason, standing.until))
 
     def mutes(self, round_number: int) -> list[Mute]:
-        """Who is muted in this round, the newest first, at most MOST_TOLD of them."""
+        """Peers muted in this round, newest first, at most MOST_TOLD."""
         found = [Mute(peer, each.reason, each.until) for peer, each in self._peers.items() if round_number < each.until]
         return found[-MOST_TOLD:][::-1]
 
     def take_news(self) -> list[Mute]:
-        """Mutes that began since last asked."""
+        """Mutes that began since the last call."""
         news, self._news = self._news, []
         return news
 

@@ -69,8 +69,6 @@ class StoreSwarm:
         self.exchange.end_round()
 
     def news(self) -> list[News]:
-        for line in self.member.publisher.take_news():
-            self.member.news.add("refused", line)
         for mute in self.exchange.standings.take_news():
             why = f"it keeps sending bad files, the last was refused as {mute.reason}"
             self.member.news.add("muted", f"{mute.peer} is muted until round {mute.until}: {why}", **asdict(mute))

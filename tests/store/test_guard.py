@@ -185,28 +185,32 @@ def test_a_file_that_another_process_holds_is_refused_and_the_store_is_not_away(
 
 def test_a_lease_on_a_name_that_a_node_will_publish_costs_nothing_else(tmp_path: Path) -> None:
     place = Place(tmp_path, local=True)
-    publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
+    (tmp_path / "spool").mkdir()
     with leased(place.root / "a/1"):
         (tmp_path / "spool" / "000000000000").write_bytes(b"a/1\nof a node that does not sign")
-        publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False)
+        said = list[str]()
+        publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, tell=said.append)
         publisher.put("a/2", b"next")
-        assert publisher.pending == 0 and publisher.away_since is None
+        assert publisher.pending == 0 and not publisher.away
         assert place.store.get("a/2", limit=LIMIT) == b"next"
-        [news] = publisher.take_news()
+        [news] = said
         assert "a/1 cannot be used, another process holds it" in news
 
 
 @pytest.mark.parametrize("plant", [plant_link, plant_pipe, plant_folder, None])
 def test_a_node_that_signs_takes_the_names_of_its_documents_back(plant: Callable[[Place], None] | None, tmp_path: Path) -> None:
     place = Place(tmp_path, local=True)
-    publisher = Publisher(place.store, tmp_path / "spool", VirtualClock(), background=False, mine=lambda key, data: data == b"mine")
+    spool, said = tmp_path / "spool", list[str]()
+    publisher = Publisher(
+        place.store, spool, VirtualClock(), background=False, mine=lambda key, data: data == b"mine", tell=said.append
+    )
     with contextlib.ExitStack() as held:
         if plant:
             plant(place)
         else:
             held.enter_context(leased(place.root / "a/x"))
         publisher.put("a/x", b"mine")
-        assert publisher.pending == 0 and len(publisher.take_news()) == 1
+        assert publisher.pending == 0 and len(said) == 1
         if plant is plant_folder:
             assert publisher.counters["refused"] == 1
         else:

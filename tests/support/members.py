@@ -1,5 +1,6 @@
 """Nodes of an experiment in this process: joined as real ones are, but without a thread."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def member_of(store: Store, folder: Path, node_id: str, clock: Clock, signatures
     """A node that did not register; its own folder is `folder`/`node_id`, with its journals below `record`."""
     news, own = Newsbox(), folder / node_id
     own.mkdir(parents=True, exist_ok=True)
-    copies = Copies(own / "record", LAYOUT.journals(node_id), store, own / "copied", clock, lambda line: news.add("refused", line))
-    publisher = Publisher(store, own / "spool", clock, background=False, copy=copies.bring)
+    refused = partial(news.add, "refused")
+    copies = Copies(own / "record", LAYOUT.journals(node_id), store, own / "copied", clock, refused)
+    publisher = Publisher(store, own / "spool", clock, background=False, copy=copies.bring, tell=refused)
     experiment = Experiment(1, "trial", "0" * 16, 0.0, "", {}, "stand-in 1", (2, 256))
     return Membership(store, LAYOUT, node_id, experiment, clock, signatures or Signatures(), publisher, copies, news)
 

@@ -182,13 +182,14 @@ def test_what_cannot_be_replaced_in_the_place_of_a_checkpoint_costs_none_of_the_
     store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
     (tmp_path / "store" / "c" / "10.pt").mkdir(parents=True)
     store.put("c/8.pt", b"old")
-    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    said = list[str]()
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False, tell=said.append)
     path = tmp_path / "file"
     path.write_bytes(b"weights")
     publisher.upload("c/10.pt", path, ("c/8.pt",), ("c/10.json", b"mine"))
     assert publisher.pump() and publisher.pending == 0
     assert store.list("c") == ["10.pt/", "8.pt"] and publisher.counters["uploaded"] == 0
-    [news] = publisher.take_news()
+    [news] = said
     assert "a checkpoint was not copied to the store: c/10.pt is taken by something that cannot be replaced: remove it" in news
 
 
@@ -244,16 +245,16 @@ def test_a_document_whose_name_is_refused_is_set_aside_and_everything_else_goes_
     store = FolderStore(tmp_path, VirtualClock(), local=True)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "round_1").touch()  # a stranger's file where a folder should be
-    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
+    said = list[str]()
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False, tell=said.append)
     for number in range(3):
         publisher.put(f"rollouts/round_{number}/x.json", b"x")
     assert store.list("rollouts") == ["round_0/", "round_1", "round_2/"]
-    [news] = publisher.take_news()
+    [news] = said
     assert "rollouts/round_1/x.json cannot be used" in news and "remove it" in news and "next start" in news
     assert publisher.pending == 0 and publisher.counters["refused"] == 1
-    again = Publisher(store, tmp_path / "spool", VirtualClock(), background=False)
-    again.pump()
-    assert len(again.take_news()) == 1, "set aside once more, while the rest goes on"
+    Publisher(store, tmp_path / "spool", VirtualClock(), background=False, tell=said.append).pump()
+    assert len(said) == 2, "set aside once more, while the rest goes on"
     (tmp_path / "rollouts" / "round_1").unlink()
     Publisher(store, tmp_path / "spool", VirtualClock(), background=False).pump()
     assert store.get("rollouts/round_1/x.json", limit=10) == b"x"
@@ -306,12 +307,18 @@ def test_what_a_stranger_put_under_the_name_of_a_signed_document_is_replaced(tmp
     store = MemoryStore()
     store.put("rewards/me.json", b"a stranger's")
     store.put("rewards/mine.json", b"signed by me, before I was killed")
+    said = list[str]()
     publisher = Publisher(
-        store, tmp_path, VirtualClock(), background=False, mine=lambda key, data: data.startswith(b"signed by me")
+        store,
+        tmp_path,
+        VirtualClock(),
+        background=False,
+        mine=lambda key, data: data.startswith(b"signed by me"),
+        tell=said.append,
     )
     publisher.put("rewards/me.json", b"signed by me")
     publisher.put("rewards/mine.json", b"signed by me, done again")
     assert store.get("rewards/me.json", limit=100) == b"signed by me"
     assert store.get("rewards/mine.json", limit=100) == b"signed by me, before I was killed"
-    [news] = publisher.take_news()
+    [news] = said
     assert "rewards/me.json" in news and publisher.counters["reclaimed"] == 1
