@@ -1,4 +1,4 @@
-"""Make one question and judge one answer: a thin layer over reasoning-gym and over own tasks.
+"""Make one question and judge one answer: a thin layer over reasoning-gym and own tasks.
 
 Guards against verifiers that execute an answer, raise, or pay for nonsense. Does not guard against code that never returns or
 takes all memory, so a node never runs a bench in its own process: `serving.py` runs it in a helper.
@@ -15,22 +15,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from rl_swarm.errors import ConfigError
 from rl_swarm.rollout import LONGEST_TEXT
 from rl_swarm.tasks.gates import gate_for
 from rl_swarm.tasks.spec import PRESETS, TaskSpec, nearest
 
-BLOCK = 500  # questions under one seed: reasoning-gym's default size, since some tasks' items change with another size
+BLOCK = 500  # questions under one seed: reasoning-gym's default size, because the items of some tasks depend on the size
 
-# Nonsense that no question asks for, in the shapes that verifiers parse. What a verifier pays for one of these is its floor.
+# Nonsense that no question asks for, in the shapes that verifiers parse. The most that a verifier pays for it is its floor.
 _NONSENSE = ("¤", "-1000000007", "-1000000007/998244353", "[]", "{}")
+
+# The types that a parameter may have in TASKS, by the type of its default. The text "no" would pass for true.
+_KINDS: dict[type, set[type]] = {bool: {bool}, int: {int}, float: {int, float}, str: {str}, tuple: {list}, list: {list}}
 
 
 @dataclass
 class Item:
-    """A question as its task made it; `entry` is what the task's own verifier wants to see again."""
+    """A question as its task made it; the task's own verifier needs `entry`."""
 
     prompt: str
     answer: str | None
@@ -40,7 +43,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A score from 0 to 1, and the name of the counter for what went wrong, if anything did."""
+    """A score from 0 to 1 and, if anything went wrong, the name of a counter."""
 
     score: float
     problem: str = ""
@@ -55,81 +58,8 @@ class CannotMake(Exception):
         self.detail = detail
 
 
-class Source(Protocol):
-    """Where the questions of one task come from: reasoning-gym or a file."""
-
-    has_floor: bool
-
-    def make(self, seed: int, index: int) -> Item: ...
-
-    def admits(self, answer: str) -> bool: ...
-
-    def raw_score(self, item: Item, answer: str) -> float: ...
-
-
-class Bench:
-    """The loaded tasks of an experiment; `number` is a task's place in `specs`."""
-
-    def __init__(self, specs: Sequence[TaskSpec]) -> None:
-        self._sources: list[Source] = [OwnSource(spec) if spec.path else GymSource(spec) for spec in specs]
-        self.item: Callable[[int, int, int], Item] = lru_cache(maxsize=1024)(self._make)
-
-    def _make(self, number: int, seed: int, index: int) -> Item:
-        with decimal.localcontext(decimal.DefaultContext):  # decimal_arithmetic sets the precision for whoever comes next
-            try:
-                item = self._sources[number].make(seed, index)
-            except CannotMake:
-                raise
-            except Exception as error:  # the generator's own failure: this question does not exist, others do
-                raise CannotMake("question_raised", repr(error)[:200]) from error
-        longest = max(len(item.prompt), len(item.answer or ""))
-        if longest > LONGEST_TEXT:
-            raise CannotMake("question_too_long", f"{longest} characters")
-        return item
-
-    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
-        """Score one answer by the task's own verifier, less what that verifier pays for nonsense."""
-        source, item = self._sources[number], self.item(number, seed, index)
-        key = item.answer
-        if key is not None and answer == key.strip():
-            answer = key  # surrounding spaces were stripped from the answer, so they are no part of the comparison
-        if len(answer) > 2000 + 4 * len(key or ""):
-            return Verdict(0.0, "answer_too_long")
-        if answer != key and not source.admits(answer):
-            return Verdict(0.0)  # not counted: most of what is stopped is a sentence where a value was wanted
-        with decimal.localcontext(decimal.DefaultContext):
-            try:
-                score = float(source.raw_score(item, answer))
-            except MemoryError:
-                return Verdict(0.0, "scorer_memory")
-            except Exception:  # the verifier's own failure on this text: it costs the completion, not the run
-                return Verdict(0.0, "scorer_raised")
-            if not 0 <= score <= 1 + 1e-6:  # or not a number; clamping would pay a broken scale in full
-                return Verdict(0.0, "scorer_out_of_range")
-            if score > 0 and answer != key and source.has_floor and score <= _floor(source, item):
-                return Verdict(0.0)
-        return Verdict(min(score, 1.0))
-
-
-def _floor(source: Source, item: Item) -> float:
-    """The most that the verifier pays for an answer that is certainly wrong.
-
-    fraction_simplification pays 0.01 for any text and 0.05 for any fraction; propositional_logic 0.05 for any formula, and 0.25 for
-    any atom when the premises contradict each other. Whatever is no better than nonsense counts as 0; more is left as it is.
-    """
-    if item.floor is None:
-        floor = 0.0
-        for nonsense in _NONSENSE:
-            if item.answer and item.answer.lower() in nonsense:
-                continue  # partial credit for containing the answer is no floor
-            with contextlib.suppress(Exception):  # a verifier that cannot read the nonsense pays nothing for it
-                floor = max(floor, source.raw_score(item, nonsense))
-        item.floor = floor
-    return item.floor
-
-
 class GymSource:
-    """A task of reasoning-gym. A dataset is made once a seed and indexed, since making one costs up to 300 ms."""
+    """A task of reasoning-gym. Datasets are cached by seed, because making one costs up to 300 ms."""
 
     def __init__(self, spec: TaskSpec) -> None:
         registry = gym("factory").DATASETS
@@ -138,8 +68,7 @@ class GymSource:
             raise ConfigError(f"TASKS names {spec.name!r}, which is no task of reasoning-gym: {nearest(spec.name, known)}")
         dataset_class, config_class = registry[spec.name]
         _check_config(spec, config_class)
-        if repair := _REPAIRS.get(spec.name):
-            repair()
+        _repair(spec.name)
         self.has_floor = dataset_class.score_answer is not gym("dataset").ProceduralDataset.score_answer
         self.admits = gate_for(spec.name, dataset_class)
         self._spec = spec
@@ -167,18 +96,23 @@ class GymSource:
         return Item(entry["question"], None if answer is None else str(answer), entry)
 
     def raw_score(self, item: Item, answer: str) -> float:
-        score: float = self._verifier.score_answer(answer, item.entry)
-        return score
+        return float(self._verifier.score_answer(answer, item.entry))
 
 
 class OwnSource:
-    """A task in a file of the user's: `question(seed, index)` and, where an exact match will not do, `score(question, text)`."""
+    """A task in a user's file: `question(seed, index)` and, unless only an exact match is right, `score(question, text)`."""
 
     has_floor = False
 
     def __init__(self, spec: TaskSpec) -> None:
-        self._module = _load(spec)
-        if not callable(getattr(self._module, "question", None)):
+        self._module = module = ModuleType(f"rl_swarm_own_task_{spec.sha256[:16]}")
+        module.__file__ = spec.path
+        sys.modules[module.__name__] = module  # dataclasses look up the module that defines them
+        try:
+            exec(compile(spec.source, str(spec.path), "exec"), vars(module))
+        except Exception as error:
+            raise ConfigError(f"TASKS names {spec.path!r}, which cannot be loaded ({error!r}): correct the file") from error
+        if not callable(getattr(module, "question", None)):
             raise ConfigError(
                 f"TASKS names {spec.path!r}, which has no function question(seed, index): docs/tasks.md has an example"
             )
@@ -200,68 +134,102 @@ class OwnSource:
         return Item(prompt, answer, entry)
 
     def admits(self, answer: str) -> bool:
-        return True  # it is the user's own code that reads the answer; docs/tasks.md says never to execute it
+        return True  # the user's own code reads the answer; docs/tasks.md says never to execute it
 
     def raw_score(self, item: Item, answer: str) -> float:
         if not hasattr(self._module, "score"):
             return float(answer == item.answer)
-        score: float = self._module.score(item.entry, answer)
-        return score
+        return float(self._module.score(item.entry, answer))
+
+
+Source = GymSource | OwnSource
+
+
+class Bench:
+    """The loaded tasks of an experiment; `number` is a task's place in `specs`."""
+
+    def __init__(self, specs: Sequence[TaskSpec]) -> None:
+        self._sources: list[Source] = [OwnSource(spec) if spec.path else GymSource(spec) for spec in specs]
+        self.item: Callable[[int, int, int], Item] = lru_cache(maxsize=1024)(self._make)
+
+    def _make(self, number: int, seed: int, index: int) -> Item:
+        with decimal.localcontext(decimal.DefaultContext):  # decimal_arithmetic would set the precision for all later tasks
+            try:
+                item = self._sources[number].make(seed, index)
+            except CannotMake:
+                raise
+            except Exception as error:  # the generator's own failure: this question does not exist, others do
+                raise CannotMake("question_raised", repr(error)[:200]) from error
+        longest = max(len(item.prompt), len(item.answer or ""))
+        if longest > LONGEST_TEXT:
+            raise CannotMake("question_too_long", f"{longest} characters")
+        return item
+
+    def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
+        """Score one answer by the task's own verifier, less what that verifier pays for nonsense."""
+        source, item = self._sources[number], self.item(number, seed, index)
+        key = item.answer
+        if key is not None and answer == key.strip():
+            answer = key  # the answer has lost its surrounding spaces, so they are not compared
+        if len(answer) > 2000 + 4 * len(key or ""):
+            return Verdict(0.0, "answer_too_long")
+        if answer != key and not source.admits(answer):
+            return Verdict(0.0)  # not counted: most of these are sentences instead of values
+        with decimal.localcontext(decimal.DefaultContext):
+            try:
+                score = source.raw_score(item, answer)
+            except MemoryError:
+                return Verdict(0.0, "scorer_memory")
+            except Exception:  # the verifier's own failure: it costs this completion, not the run
+                return Verdict(0.0, "scorer_raised")
+            if not 0 <= score <= 1 + 1e-6:  # or not a number; clamping would pay a broken scale in full
+                return Verdict(0.0, "scorer_out_of_range")
+            if score > 0 and answer != key and source.has_floor and score <= _floor(source, item):
+                return Verdict(0.0)
+        return Verdict(min(score, 1.0))
+
+
+def _floor(source: Source, item: Item) -> float:
+    """The most that the verifier pays for an answer that is certainly wrong.
+
+    fraction_simplification pays 0.01 for any text and 0.05 for any fraction; propositional_logic 0.05 for any formula, and 0.25 for
+    any atom when the premises contradict each other. Scores up to the floor count as 0; higher ones stay as they are."""
+    if item.floor is None:
+        floor = 0.0
+        for nonsense in _NONSENSE:
+            if item.answer and item.answer.lower() in nonsense:
+                continue  # partial credit for containing the answer is no floor
+            with contextlib.suppress(Exception):  # a verifier that cannot read nonsense pays nothing for it
+                floor = max(floor, source.raw_score(item, nonsense))
+        item.floor = floor
+    return item.floor
 
 
 def gym(module: str) -> Any:
-    """A module of reasoning_gym, imported when first wanted: it takes two or three seconds."""
+    """A module of reasoning_gym, imported at its first use: that takes two or three seconds."""
     try:
         return importlib.import_module(f"reasoning_gym.{module}")
     except ModuleNotFoundError as error:
         raise ConfigError(f"TASKS needs the package {error.name!r}, which is not installed: pip install reasoning-gym") from None
 
 
-def _load(spec: TaskSpec) -> ModuleType:
-    module = ModuleType(f"rl_swarm_own_task_{spec.sha256[:16]}")
-    module.__file__ = spec.path
-    sys.modules[module.__name__] = module  # dataclasses look for the module that they are written in
-    try:
-        exec(compile(spec.source, str(spec.path), "exec"), vars(module))
-    except Exception as error:
-        raise ConfigError(f"TASKS names {spec.path!r}, which cannot be loaded ({error!r}): correct the file") from error
-    return module
-
-
 def _check_config(spec: TaskSpec, config_class: type) -> None:
-    """Refuse a parameter that the task lacks, a value of another kind than its default, and text that its defaults do not have.
-
-    The text "no" would pass for true; and tasks open files by such names or evaluate them, while an experiment is a stranger's.
-    """
-    fields = {each.name: each for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
+    """Refuse a parameter that the task lacks, a value of another type than its default, and text outside its defaults and choices:
+    tasks open files or evaluate expressions by such text, and an experiment may be a stranger's."""
+    types = {each.name: each.type for each in dataclasses.fields(config_class) if each.name not in ("seed", "size")}
     made = config_class()  # a default may be filled in when it is made
-    defaults = {name: getattr(made, name) for name in fields}
-    kinds: dict[type, tuple[type, ...]] = {
-        bool: (bool,),
-        int: (int,),
-        float: (int, float),
-        str: (str,),
-        tuple: (list,),
-        list: (list,),
-    }
     for name, value in spec.config.items():
-        if name not in defaults:
-            raise ConfigError(f"TASKS has {spec.id!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(defaults))}")
-        wanted = kinds.get(type(defaults[name]))
-        if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
-            raise ConfigError(
-                f"TASKS has {spec.id!r}, but {value!r} is no {name}: give a value like its default {defaults[name]!r}"
-            )
-        known = _texts(defaults[name]) | set(filter(_is_text, typing.get_args(fields[name].type)))
+        if name not in types:
+            raise ConfigError(f"TASKS has {spec.id!r}, but {spec.name} has no parameter {name!r}: {nearest(name, list(types))}")
+        default = getattr(made, name)
+        if type(value) not in _KINDS.get(type(default), {type(value)}):
+            raise ConfigError(f"TASKS has {spec.id!r}, but {value!r} is no {name}: give a value like its default {default!r}")
+        known = _texts(default) | _texts(typing.get_args(types[name]))
         if unknown := sorted(_texts(value) - known):
             raise ConfigError(
                 f"TASKS has {spec.id!r}, but {name} may not have the text {unknown[0][:80]!r}: "
                 f"choose from {', '.join(sorted(known)) or 'none'}, or write the task as a file (docs/tasks.md)"
             )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _texts(value: object) -> set[str]:
@@ -273,6 +241,15 @@ def _texts(value: object) -> set[str]:
     return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
 
 
+def _repair(name: str) -> None:
+    if name == "basic_arithmetic":
+        # The same divisors in the same order, hence the same questions. Upstream divides by every number up to the root of a
+        # 20-digit number, which takes from seconds (one question in ten thousand) to hours.
+        gym("arithmetic.basic_arithmetic").find_common_divisors = _common_divisors
+    if name == "bf":  # its compiler prints a dot for each question; a name in the module hides the built-in `print`
+        gym("code.contrib.bfit.Compiler.Optimizer").print = lambda *args, **options: None
+
+
 def _common_divisors(a: int, b: int) -> list[int]:
     divisors: list[int] = []
     common = math.gcd(a, b)
@@ -281,17 +258,3 @@ def _common_divisors(a: int, b: int) -> list[int]:
             break
         divisors.extend([divisor] if divisor * divisor == common else [divisor, common // divisor])
     return divisors
-
-
-def _repair_basic_arithmetic() -> None:
-    """The same divisors in the same order, hence the same questions; but trial division by every number up to the root of a
-    20-digit number takes from seconds (one question in ten thousand) to hours."""
-    gym("arithmetic.basic_arithmetic").find_common_divisors = _common_divisors
-
-
-def _repair_bf() -> None:
-    """Its compiler prints a dot a question; a name in the module comes before the built-in `print`."""
-    gym("code.contrib.bfit.Compiler.Optimizer").print = lambda *args, **options: None
-
-
-_REPAIRS: dict[str, Callable[[], None]] = {"basic_arithmetic": _repair_basic_arithmetic, "bf": _repair_bf}

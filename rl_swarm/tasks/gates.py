@@ -1,15 +1,16 @@
-"""Decide which answers a verifier may be given. Answers come from peers; some of reasoning-gym's verifiers execute or unfold them.
+"""Decide which answers may reach a verifier. Answers come from peers; some verifiers of reasoning-gym execute or unfold them.
 
-Nine verifiers call `eval` on the answer or sympy's `parse_expr`, which ends in `eval` (binary_matrix is one of the paper's nine
-tasks): `<answer>__import__("os").system("…")</answer>` would run on every node that scores it. So before a verifier sees
-an answer, its code is searched for such calls, and where one is found, only text that denotes a value gets through.
+Eleven verifiers call `eval` on the answer, or sympy's `parse_expr`, which ends in `eval` (binary_matrix is one of the paper's nine
+tasks): `<answer>__import__("os").system("…")</answer>` would run on every node that scores it. So the code of every verifier is
+searched for such calls; if there is one, only text that denotes a value passes.
 
-Others do work that grows exponentially with a short answer: `9**9**9`, `1e3200000` as a fraction, `R99999999` as moves of a cube,
-a formula over 58 names. Their gates refuse what no right answer needs. The helper's deadline and memory limit catch the rest.
+Others do exponential work on a short answer: `9**9**9`, `1e3200000` as a fraction, `R99999999` as moves of a cube, a formula over
+58 names. Their gates refuse what no right answer needs. The helper's deadline and memory limit catch the rest.
 """
 
 import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -19,7 +20,7 @@ Gate = Callable[[str], bool]
 
 _EVALUATORS = frozenset(("eval", "exec", "parse_expr", "sympify"))
 _WIDE = re.compile(r"[eE][-+]?[\d_]{4,}")  # an exponent that stands for more than a thousand digits; \d is any script's digit
-_PLAIN_WORDS = re.compile(r"[A-Z0-9_\s,]*")  # in lower case the verifier's own variables would be read, such as oracle_answer
+_PLAIN_WORDS = re.compile(r"[A-Z0-9_\s,]*")  # lower case could name the verifier's own variables, such as oracle_answer
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
 _REDUCIBLE = re.compile(r"¬A|A[∧∨→↔]A|\(A\)")
 _EXPRESSION = re.compile(r"[A-Za-z0-9\s.+\-*/^(),]*")
@@ -42,7 +43,7 @@ def is_anything(answer: str) -> bool:
 
 
 def is_literal(answer: str) -> bool:
-    """Words in capitals without any operator, or a Python literal: evaluating it calls nothing, and ends."""
+    """Words in capitals without any operator, or a Python literal: evaluating it calls nothing and ends."""
     if _PLAIN_WORDS.fullmatch(answer):
         return True
     try:
@@ -53,8 +54,8 @@ def is_literal(answer: str) -> bool:
 
 
 def is_formula(answer: str) -> bool:
-    """A well-formed formula whose names are single letters, as in every question: propositional_logic tries all 2^n values of the n
-    names, and takes `AA`, `(A` or `A B` for further names. It reads in quadratic time: 300 signs take 0.1 s, 2,000 took 6 s."""
+    """A well-formed formula whose names are single letters, as in every question. propositional_logic tries all 2^n values of n
+    names, and takes `AA`, `(A` or `A B` for further names. It reads in quadratic time: 300 signs take 0.1 s, 2,000 take 6 s."""
     if len(answer) > 300 or not _FORMULA.fullmatch(answer):
         return False
     reduced = re.sub(r"[A-Z]", "A", re.sub(r"\s", "", answer))
@@ -64,12 +65,12 @@ def is_formula(answer: str) -> bool:
 
 
 def is_narrow(answer: str) -> bool:
-    """No exponent of more than three digits: `Fraction` writes all digits of 1e3200000 out."""
+    """No exponent of more than three digits: `Fraction` writes out all digits of 1e3200000."""
     return _WIDE.search(answer) is None
 
 
 def has_counts_below(limit: int) -> Gate:
-    """Moves that are repeated fewer than `limit` times each, a power of ten: verifiers carry them out one by one."""
+    """Moves repeated fewer than `limit` times each, a power of ten: verifiers carry them out one by one."""
     longer = re.compile(rf"\d{{{len(str(limit))},}}")
     return lambda answer: longer.search(answer) is None
 
@@ -77,8 +78,8 @@ def has_counts_below(limit: int) -> Gate:
 def is_expression(answer: str) -> bool:
     """Arithmetic over numbers, variables such as x or C1 and school functions, with an exact value of bounded size.
 
-    No attribute, text or name that leads further, since sympy evaluates it; and no power beyond `_LARGEST_POWER`, since sympy
-    carries powers of numbers out when it reads them.
+    No attributes, strings or other names, because sympy evaluates the text; no power beyond `_LARGEST_POWER`, because sympy
+    computes powers of numbers while it reads them.
     """
     if not _EXPRESSION.fullmatch(answer) or not is_narrow(answer):
         return False
@@ -96,15 +97,23 @@ class _Unfit(Exception):
 _CONSTANTS = {"pi": math.pi, "E": math.e}
 _UNFOLDING: dict[str, Callable[[float], float]] = {"exp": math.exp, "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh}
 _VALUED: dict[str, Callable[[float], float]] = {**_UNFOLDING, "sqrt": lambda value: math.sqrt(abs(value)), "abs": abs, "Abs": abs}
+_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: lambda left, right: abs(left) ** right,
+    ast.BitXor: lambda left, right: abs(left) + abs(right),
+}
 _VARIABLE = re.compile(r"[A-Za-z][0-9]*")
 _FUNCTION = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs")
 
 
 def _measure(node: ast.expr, largest: float) -> tuple[float | None, float]:
-    """The value of an expression, None where it depends on a variable, and about how many bits its exact form takes.
+    """The value of an expression, None if it depends on a variable, and about how many bits its exact form takes.
 
-    `largest` bounds every number in it: the parts of an exponent must be small even where the exponent as a whole is not known.
-    """
+    `largest` bounds every number in it: the parts of an exponent must be small even if its value is unknown."""
     value: float | None
     bits: float
     match node:
@@ -129,29 +138,13 @@ def _measure(node: ast.expr, largest: float) -> tuple[float | None, float]:
 
 
 def _measure_pair(node: ast.BinOp, largest: float) -> tuple[float | None, float]:
+    if type(node.op) not in _OPERATORS:
+        raise _Unfit
     power = isinstance(node.op, ast.Pow)
     left, left_bits = _measure(node.left, largest)
     right, right_bits = _measure(node.right, min(largest, _LARGEST_POWER) if power else largest)
     bits = right_bits + (left_bits * max(1.0, abs(right or 1.0)) if power else left_bits + 1)
-    if left is None or right is None:
-        return None, bits
-    match node.op:
-        case ast.Add():
-            return left + right, bits
-        case ast.Sub():
-            return left - right, bits
-        case ast.Mult():
-            return left * right, bits
-        case ast.Div():
-            return left / right, bits
-        case ast.FloorDiv():
-            return left // right, bits
-        case ast.Pow():
-            return abs(left) ** right, bits
-        case ast.BitXor():
-            return abs(left) + abs(right), bits
-        case _:
-            raise _Unfit
+    return None if left is None or right is None else _OPERATORS[type(node.op)](left, right), bits
 
 
 _BY_NAME: dict[str, Gate] = {
@@ -163,7 +156,7 @@ _BY_NAME: dict[str, Gate] = {
 
 
 def _reachable(function: FunctionType, owner: type, seen: set[FunctionType]) -> set[str]:
-    """Which evaluators a verifier can reach through the functions, methods and classes of reasoning-gym that it names."""
+    """The evaluators that a verifier can reach through the functions, methods and classes of reasoning-gym that it names."""
     seen.add(function)
     found: set[str] = set()
     for name in _names(function.__code__):

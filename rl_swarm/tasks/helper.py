@@ -1,12 +1,12 @@
-"""Make questions and judge answers in another process, where code that never returns or takes all memory can be ended.
+"""Make questions and judge answers in another process, which can be killed when code never returns or takes all memory.
 
 sympy on `9**9**9**9`, a puzzle solver on an unlucky seed and an own task with an endless loop hold the interpreter: no thread and
-no Python signal handler gets through to them. A process with a deadline can always be killed. Since to wait for its turn on a
-processor costs more than most questions and verdicts, many are asked for in one request; each has a deadline of its own.
+no Python signal handler can stop them. A process with a deadline can always be killed. Waiting for a turn on a processor costs more
+than most questions and verdicts, so one request asks for many; each has its own deadline.
 
-One loader a process imports reasoning-gym and forks the helpers; the node never imports it. They run with PYTHONHASHSEED=0: some of
-reasoning-gym's generators walk through sets of words, and peers must arrive at the same question. All `Tasks` of a process with the
-same specs share a helper, which ends with the last of them. The loader ends with the process.
+Each node has one loader process, which imports reasoning-gym and forks the helpers; the node never imports it. Helpers run with
+PYTHONHASHSEED=0: some generators of reasoning-gym iterate over sets of words, and peers must get the same question. All `Tasks` of
+a process with the same specs share a helper, which ends with the last of them. The loader ends with the process.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import IO, Any
 
@@ -44,11 +44,7 @@ _decode = json.JSONDecoder().decode  # half the time of json.loads, which looks 
 
 
 class Gone(Exception):
-    """The helper gave no reply: it `hung` and has to be killed, or it died by itself."""
-
-    def __init__(self, hung: bool) -> None:
-        super().__init__("hung" if hung else "died")
-        self.hung = hung
+    """The helper gave no reply: it "hung" and must be killed, or it "died"."""
 
 
 class TooSlow(Exception):
@@ -56,24 +52,22 @@ class TooSlow(Exception):
 
 
 class Job:
-    """A question to be made, the answers to it to be judged, and how far that is."""
+    """A question to make, the answers to judge, and the replies so far."""
 
     def __init__(self, place: Place, prompt: str | None = None, answers: Sequence[str] = ()) -> None:
         self._place, self._prompt, self._answers = place, prompt, answers
-        self.made: Item | None = None
+        self.made: Item | CannotMake | None = None
         self.verdicts: list[Verdict] = []
-        self._failure: CannotMake | None = None
-        self._hangs = 0
-        self._begun = False
+        self._begun = False  # the helper has made the question and is at the answers
 
     @property
     def done(self) -> bool:
-        return self._failure is not None or (self.made is not None and len(self.verdicts) == len(self._answers))
+        return isinstance(self.made, CannotMake) or (self.made is not None and len(self.verdicts) == len(self._answers))
 
     @property
-    def failure(self) -> CannotMake:
-        assert self._failure is not None, "this question was made"
-        return self._failure
+    def result(self) -> Item | CannotMake:
+        assert self.made is not None, "this job is not done"
+        return self.made
 
     def request(self) -> list[Any]:
         """What is left to do, as `serving.py` reads it."""
@@ -81,92 +75,69 @@ class Job:
         return [*self._place, self._prompt, self._answers[len(self.verdicts) :]]
 
     def take(self, reply: Reply) -> None:
-        """Take in the question or what was wrong with it, later a verdict."""
+        """Take the reply to the question, later one verdict."""
         if self._begun:
             self.verdicts.append(Verdict(reply["score"], reply["problem"]))
         elif "problem" in reply:
-            self._give_up(reply["problem"], reply["detail"])
+            self._cannot_make(reply["problem"], reply["detail"])
         else:
             self.made = Item(reply["prompt"], reply["answer"], {})
             self._begun = True
 
-    def fail(self, gone: "Gone") -> None:
-        """The helper is gone: that is this question's fault, or that of the answer it was at."""
+    def fail(self, gone: Gone) -> None:
+        """Blame the loss of the helper on this question, or on the answer that it was judging."""
+        cause = "timeout" if str(gone) == "hung" else "raised"
         if not self._begun:
-            self._give_up("question_timeout" if gone.hung else "question_raised", f"the helper {gone}")
+            self._cannot_make(f"question_{cause}", f"the helper {gone}")
             return
-        self._hangs += gone.hung
-        self.verdicts.append(Verdict(0.0, "scorer_timeout" if gone.hung else "scorer_raised"))
-        if self._hangs >= HANGS_FORGIVEN:
-            self._fill(Verdict(0.0, "scorer_timeout"))
+        self.verdicts.append(Verdict(0.0, f"scorer_{cause}"))
+        if [verdict.problem for verdict in self.verdicts].count("scorer_timeout") >= HANGS_FORGIVEN:
+            self._fill("scorer_timeout")
 
-    def _give_up(self, problem: str, detail: str) -> None:
-        """There is no such question; if there was one a moment ago, the answers that are left are worth nothing."""
+    def _cannot_make(self, problem: str, detail: str) -> None:
+        """There is no such question; if there was one before a restart, the remaining answers are worth nothing."""
         if self.made is None:
-            self._failure = CannotMake(problem, detail)
+            self.made = CannotMake(problem, detail)
         else:
-            self._fill(Verdict(0.0, problem))
+            self._fill(problem)
 
-    def _fill(self, verdict: Verdict) -> None:
-        self.verdicts += [verdict] * (len(self._answers) - len(self.verdicts))
+    def _fill(self, problem: str) -> None:
+        self.verdicts += [Verdict(0.0, problem)] * (len(self._answers) - len(self.verdicts))
 
 
 class Helper:
     """A bench behind pipes, for any thread. Loads its tasks at once, and again after every failure."""
 
     def __init__(self, specs: Sequence[TaskSpec]) -> None:
-        self._specs = _line([dataclasses.asdict(spec) for spec in specs])
+        self._specs = _line(specs)
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._start()
 
     def items(self, places: Sequence[Place], seconds: float = math.inf) -> list[Item | CannotMake]:
-        """Make questions, all in one request; raise TooSlow after so many seconds."""
+        """Make questions, all in one request; raise TooSlow after `seconds`."""
         jobs = [Job(place) for place in places]
         self._do(jobs, seconds)
-        return [job.made or job.failure for job in jobs]
+        return [job.result for job in jobs]
 
     def judge(self, place: Place, prompt: str, answers: Sequence[str], seconds: float = math.inf) -> tuple[Item, list[Verdict]]:
-        """Make a question and judge all answers to it; raise CannotMake, also where it is another question than `prompt`,
-        or TooSlow after so many seconds. A verifier's failure is a verdict of 0."""
+        """Make a question and judge all answers to it; raise CannotMake, also if the question is not `prompt`, or TooSlow after
+        `seconds`. A verifier's failure is a verdict of 0."""
         job = Job(place, prompt, answers)
         self._do([job], seconds)
-        if job.made is None:
-            raise job.failure
-        return job.made, job.verdicts
+        if isinstance(job.result, CannotMake):
+            raise job.result
+        return job.result, job.verdicts
 
-    def _do(self, jobs: Sequence["Job"], seconds: float) -> None:
-        with self._turn():
-            deadline = time.monotonic() + seconds
-            while left := [job for job in jobs if not job.done]:
-                self._request(left, deadline)
-
-    def _request(self, jobs: Sequence["Job"], deadline: float) -> None:
-        """Do some of the jobs at least: the helper is replaced when one of them has made it fail or swell."""
-        assert self._child is not None
-        child, job, swollen = self._child, jobs[0], False
-        try:
-            child.send(_line([job.request() for job in jobs]))
-            for job in jobs:
-                job.take(reply := child.reply(ITEM_SECONDS, deadline))
-                while not (swollen := reply.get("swollen", False)) and not job.done:
-                    job.take(reply := child.reply(JUDGE_SECONDS, deadline))
-                if swollen:
-                    break
-        except Gone as gone:
-            job.fail(gone)
-            swollen = True
-        if swollen:
-            self._replace()
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Be alone with a helper that runs. A reply that was not waited for must not be taken for the next one's."""
+    def _do(self, jobs: Sequence[Job], seconds: float) -> None:
+        """Do all jobs, one caller at a time. An interrupted helper is replaced, lest its late replies answer the next request."""
         with self._lock:
             try:
                 if self._child is None or not self._child.idle:
                     self._replace()
-                yield
+                deadline = time.monotonic() + seconds
+                while left := [job for job in jobs if not job.done]:
+                    self._request(left, deadline)
             except TooSlow:
                 self._replace()
                 raise
@@ -174,8 +145,26 @@ class Helper:
                 self._stop()
                 raise
 
+    def _request(self, jobs: Sequence[Job], deadline: float) -> None:
+        """Do at least one of the jobs, and replace the helper if one made it fail or swell."""
+        assert self._child is not None
+        child, job = self._child, jobs[0]
+        try:
+            child.send(_line([job.request() for job in jobs]))
+            for job in jobs:
+                job.take(child.reply(ITEM_SECONDS, deadline))
+                while not job.done and not child.spent:
+                    job.take(child.reply(JUDGE_SECONDS, deadline))
+                if child.spent:
+                    break
+        except Gone as gone:
+            job.fail(gone)
+            child.spent = True
+        if child.spent:
+            self._replace()
+
     def _replace(self) -> None:
-        """Start another helper and wait for it here, so that whoever made this one hang pays for that time, too."""
+        """Start another helper and wait for it here, so that the caller whose job broke this one pays for that time, too."""
         for attempt in range(RESTARTS):
             self._stop()
             try:
@@ -192,9 +181,8 @@ class Helper:
             child.send(self._specs)
             reply = child.reply(START_SECONDS)
         except Gone as gone:
-            raise ConfigError(
-                f"TASKS needs a helper process, which {gone} at its start{child.explanation()}: run 'rl-swarm doctor'"
-            ) from None
+            why = child.loader.explanation()
+            raise ConfigError(f"TASKS needs a helper process, which {gone} at its start{why}: run 'rl-swarm doctor'") from None
         if "config_error" in reply:
             raise ConfigError(reply["config_error"])
         self._child = child
@@ -206,30 +194,28 @@ class Helper:
 
 
 class _Child:
-    """One helper seen from the node: its pipes, with what is not yet written and not yet read."""
-
-    _numbers = count()
+    """One helper process seen from the node: its pipes, with data not yet written or read. `spent`: it must be replaced."""
 
     def __init__(self) -> None:
-        self._loader = _running_loader()
-        number = next(self._numbers)
+        self.loader = _running_loader()
+        self.spent = False
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._done, done = os.pipe()
-        ours = (self._requests, self._replies, self._done)
-        self.end = weakref.finalize(self, _end_child, self._loader, number, ours)
-        self._loader.start(number, (requests, replies, done))
-        for pipe in (requests, replies, done):
+        ours, theirs = (self._requests, self._replies, self._done), (requests, replies, done)
+        self.end = weakref.finalize(self, _end_child, self.loader, self.loader.start(theirs), ours)
+        for pipe in theirs:
             os.close(pipe)
         for pipe in ours:
             os.set_blocking(pipe, False)
         self._unsent, self._received = b"", bytearray()
         self._poll = select.poll()
         self._poll.register(self._done, select.POLLIN)
+        self._poll.register(self._requests, 0)
 
     @property
     def idle(self) -> bool:
-        """Alive, and with nothing left to say."""
+        """Alive, with no unread reply."""
         with contextlib.suppress(Gone):
             self._read()
             return not self._received
@@ -241,23 +227,24 @@ class _Child:
         self._write()
 
     def reply(self, most_seconds: float, deadline: float = math.inf) -> Reply:
-        """The next reply; raise Gone if there is none after so many seconds, and TooSlow if the deadline comes first.
+        """The next reply; raise Gone if there is none after `most_seconds`, and TooSlow if the deadline comes first.
 
-        To be woken costs more than a verdict: only the last reply to a request wakes whoever waits. Before it, it looks every
+        Waking a process costs more than a verdict: only the last reply to a request wakes this one. Until then it looks every
         `LOOK_SECONDS` how far the helper is."""
         end = min(time.monotonic() + most_seconds, deadline)
         while (length := self._received.find(b"\n")) < 0:
             left = end - time.monotonic()
-            ready = dict(self._poll.poll(math.ceil(max(0.0, min(left, LOOK_SECONDS)) * 1000)))
-            if self._requests in ready:
+            self._poll.poll(math.ceil(max(0.0, min(left, LOOK_SECONDS)) * 1000))
+            if self._unsent:
                 self._write()
             self._read()
             if left <= 0 and b"\n" not in self._received:
                 if end == deadline:
                     raise TooSlow
-                raise Gone(hung=True)
+                raise Gone("hung")
         reply: Reply = _decode(self._received[:length].decode())
         del self._received[: length + 1]
+        self.spent = reply.get("swollen", False)
         return reply
 
     def _write(self) -> None:
@@ -266,25 +253,18 @@ class _Child:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            raise Gone(hung=False) from None
-        if self._unsent:
-            self._poll.register(self._requests, select.POLLOUT)
-        else:
-            with contextlib.suppress(KeyError):  # mostly all was written at once
-                self._poll.unregister(self._requests)
+            raise Gone("died") from None
+        self._poll.modify(self._requests, select.POLLOUT if self._unsent else 0)
 
     def _read(self) -> None:
-        """Take what has come; raise Gone only if nothing has and nothing will."""
+        """Read what has come; raise Gone only at the end of the replies, or if one is too long."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._done, 1 << 10)
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._replies, 1 << 16)
             self._received += data
             if not data or len(self._received) > REPLY_BYTES:
-                raise Gone(hung=False)
-
-    def explanation(self) -> str:
-        return self._loader.explanation()
+                raise Gone("died")
 
 
 def _end_child(loader: "_Loader", number: int, pipes: tuple[int, ...]) -> None:
@@ -297,6 +277,7 @@ class _Loader:
     """The process that forks helpers, seen from the node. It starts in the background; orders wait until it has loaded."""
 
     def __init__(self) -> None:
+        self._numbers = count()
         self._orders, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process that writes to it
         with theirs:
@@ -314,28 +295,30 @@ class _Loader:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def start(self, number: int, pipes: Sequence[int]) -> None:
-        """Have a helper forked that has the other ends of its pipes. If the loader has died, they just close."""
+    def start(self, pipes: Sequence[int]) -> int:
+        """Have a helper forked with these ends of its pipes, and return its number. If the loader has died, they just close."""
+        number = next(self._numbers)
         with contextlib.suppress(ConnectionError):
             socket.send_fds(self._orders, [ORDER.pack(True, number)], pipes)
+        return number
 
     def stop(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # it has died, or has been ended before: its helpers are gone or about to go
+        with contextlib.suppress(OSError):  # the loader has ended: its helpers are gone or about to go
             self._orders.sendall(ORDER.pack(False, number))
 
     def explanation(self) -> str:
-        """Why it died, as far as that is known: its exit code and its last line."""
+        """Why the loader died, if it did: its exit code and its last line."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
             self._output.seek(0)
             lines = self._output.read()[-2000:].decode(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "no output")
+            last = next(filter(str.strip, reversed(lines)), "no output")
             return f" (exit code {code}: {visible(last)[:300]})"
         return ""
 
 
 def _end_loader(process: subprocess.Popen[bytes], orders: socket.socket, output: IO[bytes]) -> None:
-    """Tell it to end its helpers and itself; while it still loads it does not listen."""
+    """Tell the loader to end its helpers and itself; kill it if it is still loading and does not listen."""
     orders.close()
     try:
         process.wait(EXIT_SECONDS)
@@ -351,7 +334,7 @@ _lock = threading.RLock()
 
 
 def warm_up() -> None:
-    """Begin to load reasoning-gym in the background, for whoever will need it in some seconds."""
+    """Begin to load reasoning-gym in the background, some seconds before it is needed."""
     _running_loader()
 
 
@@ -364,14 +347,13 @@ def _running_loader() -> _Loader:
 
 
 def shared_helper(specs: Sequence[TaskSpec]) -> Helper:
-    """The helper of these specs in this process; it ends when nobody holds it any more."""
-    key = _line([dataclasses.asdict(spec) for spec in specs])
+    """This process's helper for these specs; it ends with its last user."""
     with _lock:
-        helper = _helpers.get(key)
+        helper = _helpers.get(_line(specs))
         if helper is None:
-            _helpers[key] = helper = Helper(specs)
+            _helpers[_line(specs)] = helper = Helper(specs)
         return helper
 
 
 def _line(content: object) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+    return json.dumps(content, default=dataclasses.asdict).encode() + b"\n"

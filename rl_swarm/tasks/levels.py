@@ -1,6 +1,6 @@
-"""The difficulty levels of a task: as named, the `easy` preset's, and what reasoning-gym's curriculum has below and above.
+"""The difficulty levels of a task: as named, the `easy` preset's, and those of reasoning-gym's curriculum.
 
-Every level is a TaskSpec that the TASKS setting can express. Whether a level makes questions is for whoever asks them.
+Every level is a TaskSpec that TASKS can express. It may still be unable to make questions.
 """
 
 import math
@@ -14,7 +14,7 @@ from rl_swarm.tasks.spec import PRESETS, TaskSpec, parse_tasks
 
 
 def candidates(named: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """Every task as it was named, then the easiest level of each, and so on: when time is short, no task is left out."""
+    """Every task as named, then the easiest level of each, and so on: when time is short, no task is left out."""
     found = {spec.id: spec for spec in named}
     for row in zip_longest(*map(other_levels, named)):
         for spec in filter(None, row):
@@ -25,9 +25,8 @@ def candidates(named: Sequence[TaskSpec]) -> list[TaskSpec]:
 def other_levels(spec: TaskSpec) -> list[TaskSpec]:
     """Other difficulty levels of a task, easier ones first: the `easy` preset's, smaller numbers, reasoning-gym's curriculum.
 
-    Of a long curriculum the two lowest levels and the middle one are taken. Parameters that it does not govern stay as they were
-    named. Own tasks and tasks without a curriculum have no other level.
-    """
+    Takes the two lowest levels and the middle one of a long curriculum. Parameters that it does not govern stay as named. Own tasks
+    and tasks without a curriculum have no other level."""
     factory = gym("factory")
     if spec.path is not None or not factory.has_curriculum(spec.name):
         return []
@@ -47,13 +46,9 @@ def other_levels(spec: TaskSpec) -> list[TaskSpec]:
 
 
 def curriculum_steps(curriculum: Any) -> list[dict[str, Any]]:
-    """What a curriculum of reasoning-gym sets its task's parameters to, from the lowest level to the highest."""
+    """The parameters that a curriculum of reasoning-gym sets, from the lowest level to the highest."""
     attributes, steps = curriculum.attributes.values(), []
-    names = [
-        name
-        for each in attributes
-        for name in ([each.lower_field_name, each.upper_field_name] if _is_range(each) else [each.field_name])
-    ]
+    names = [name for each in attributes for name in _parameters(each)]
     for level in range(max(len(each.levels) for each in attributes)):
         curriculum.set_global_level(level)
         config = curriculum.generate_configuration()
@@ -66,17 +61,19 @@ def shrunk_ranges(
 ) -> list[dict[str, Any]]:
     """A level below a curriculum that begins no lower than the task's defaults (base_conversion, binary_matrix), if there is one.
 
-    Ranges of whole numbers are cut to the square root of their width, which halves the digits of large ones; those that were named
-    are not touched."""
+    Cuts ranges of whole numbers that were not named to the square root of their width: that halves the digits of large ones."""
     config, shrunk = {**defaults, **named}, {}
-    for each in filter(_is_range, curriculum.attributes.values()):
-        low, high = config[each.lower_field_name], config[each.upper_field_name]
+    for names in map(_parameters, curriculum.attributes.values()):
+        low, high = config[names[0]], config[names[-1]]
         whole = isinstance(low, int) and isinstance(high, int)
-        if whole and low < high and not {each.lower_field_name, each.upper_field_name} & named.keys():
-            shrunk[each.upper_field_name] = low + math.isqrt(high - low)
+        if len(names) == 2 and whole and low < high and not set(names) & named.keys():
+            shrunk[names[1]] = low + math.isqrt(high - low)
     begins_high = any(lowest[name] >= config[name] for name in shrunk)
     return [{name: config[name] for name in lowest} | shrunk] if begins_high else []
 
 
-def _is_range(attribute: Any) -> bool:
-    return hasattr(attribute, "upper_field_name")
+def _parameters(attribute: Any) -> list[str]:
+    """The one parameter that an attribute of a curriculum sets, or the two ends of a range."""
+    if hasattr(attribute, "upper_field_name"):
+        return [attribute.lower_field_name, attribute.upper_field_name]
+    return [attribute.field_name]

@@ -1,7 +1,7 @@
 """The other end of `helper.py`: the loader, a process that loads reasoning-gym once, and the helpers that it forks.
 
-A helper runs a bench for a node until its pipe closes. It is a guard against accidents and against answers that explode, no
-sandbox: `gates.py` decides what a verifier may be given. What tasks print goes nowhere, and they have nothing to read from.
+A helper runs a bench for a node until its pipe closes. It guards against accidents and exploding answers; it is no sandbox:
+`gates.py` decides which answers reach a verifier. Output of tasks is discarded, and their input is empty.
 """
 
 import contextlib
@@ -22,23 +22,23 @@ from rl_swarm.tasks.spec import TaskSpec
 START_SECONDS = 60.0
 ITEM_SECONDS = 20.0
 JUDGE_SECONDS = 5.0
-GRACE_SECONDS = 2.0  # after which a helper ends itself that nobody killed at its deadline: its node is gone
+GRACE_SECONDS = 2.0  # after a deadline at which nobody killed it, a helper ends itself: its node is gone
 
-# A GiB above what the tasks take when loaded. No honest question or answer was seen to need a tenth of it, and the helpers of four
-# workers stay within what a machine with 8 GB can spare. Half of it is always free: a helper that has kept more is replaced.
+# A GiB above what the loaded tasks take. No honest question or answer was seen to need a tenth of it, and a machine with 8 GB has
+# room for the helpers of four workers. Half of it is always free: a helper that keeps more is replaced.
 MEMORY_BYTES = 1 << 30
 KEPT_BYTES = MEMORY_BYTES // 2
 
-ORDER = struct.Struct("!?Q")  # to the loader: start or end, and the number of a helper; to start one, its pipes come with it
-PIPES = 3  # requests, replies, and one for a byte after the last reply to a request
+ORDER = struct.Struct("!?Q")  # to the loader: start or end, and a helper's number; with a start come its pipes
+PIPES = 3  # requests, replies, and one that gets a byte after the last reply to a request
 
 Reply = dict[str, Any]
 
 
 def load() -> None:
-    """The life of the loader: fork a helper for all pipes that come through the socket on stdin, until it closes."""
+    """The life of the loader: obey orders from the socket on stdin until it closes."""
     orders = socket.socket(fileno=os.dup(0))
-    _redirect(os.devnull, 0)
+    _silence(0)
     os.dup2(2, 1)  # stderr is a file, from which a failure to load is explained
     with contextlib.suppress(ConfigError):  # not installed: a helper that needs it says so
         gym("factory")
@@ -47,9 +47,8 @@ def load() -> None:
     helpers: dict[int, int] = {}
     while order := _receive(orders):
         start, number, pipes = order
-        _bury(helpers)
         if not start:
-            _kill(helpers, number)
+            _kill(helpers.pop(number))
         elif not (pid := os.fork()):
             orders.close()
             _be_helper(*pipes)
@@ -57,40 +56,29 @@ def load() -> None:
             helpers[number] = pid
         for pipe in pipes:
             os.close(pipe)
-    for number in list(helpers):
-        _kill(helpers, number)
+    for pid in helpers.values():
+        _kill(pid)
 
 
 def _receive(orders: socket.socket) -> tuple[bool, int, list[int]] | None:
     """The next order, or None when the node is gone."""
-    try:
+    with contextlib.suppress(ConnectionError):
         message, pipes, _, _ = socket.recv_fds(orders, ORDER.size, PIPES)
-    except ConnectionError:
-        return None
-    if len(message) < ORDER.size:
-        return None
-    start, number = ORDER.unpack(message)
-    return start, number, pipes
+        if len(message) == ORDER.size:
+            return *ORDER.unpack(message), pipes
+    return None
 
 
-def _bury(helpers: dict[int, int]) -> None:
-    for number, pid in list(helpers.items()):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            del helpers[number]
-
-
-def _kill(helpers: dict[int, int], number: int) -> None:
-    if pid := helpers.pop(number, None):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _be_helper(requests: int, replies: int, done: int) -> NoReturn:
     """Serve in this process, which ends here whatever happens."""
     code = 1
     try:
-        for stream in (1, 2):
-            _redirect(os.devnull, stream)
+        _silence(1, 2)
         with open(requests, "rb") as incoming:
             serve(incoming, replies, done)
         code = 0
@@ -101,7 +89,7 @@ def _be_helper(requests: int, replies: int, done: int) -> NoReturn:
 def serve(incoming: IO[bytes], replies: int, done: int) -> None:
     """The life of a helper: tasks on the first line, then on each line questions with any number of answers, until the pipe closes.
 
-    Whoever asks sleeps until it hears from `done` that all replies to its line are there."""
+    The node sleeps until a byte from `done` says that all replies to its line are there."""
 
     def reply(content: Reply) -> None:
         line = json.dumps(content).encode() + b"\n"
@@ -109,13 +97,13 @@ def serve(incoming: IO[bytes], replies: int, done: int) -> None:
             line = line[os.write(replies, line) :]
 
     _die_after(START_SECONDS)
-    _limit_memory()  # what an experiment asks for may be impossible to load
+    _limit_memory()  # the tasks of an experiment may be too large to load
     try:
         bench = Bench([TaskSpec(**each) for each in json.loads(incoming.readline())])
     except ConfigError as error:
         reply({"config_error": str(error)})
         return
-    except Exception as error:  # reported where it can be read: output goes nowhere by now
+    except Exception as error:  # reported to the node, because output goes nowhere by now
         reply({"config_error": f"TASKS cannot be loaded ({' '.join(repr(error).split())[:300]}): run 'rl-swarm doctor'"})
         return
     swollen = _limit_memory()
@@ -133,7 +121,7 @@ def serve(incoming: IO[bytes], replies: int, done: int) -> None:
 def _answer(
     bench: Bench, swollen: Callable[[], bool], number: int, seed: int, index: int, prompt: str | None, answers: list[str]
 ) -> Iterator[Reply]:
-    """Yield the question, then a verdict an answer; nothing follows if it cannot be made or is another one than `prompt`."""
+    """Yield the question, then a verdict for each answer; or why the question cannot be made or differs from `prompt`."""
     _die_after(ITEM_SECONDS)
     try:
         item = bench.item(number, seed, index)
@@ -142,7 +130,7 @@ def _answer(
     except CannotMake as error:
         yield {"problem": error.problem, "detail": error.detail, "swollen": swollen()}
         return
-    full = not answers and swollen()  # to look takes longer than most verdicts
+    full = not answers and swollen()  # looking takes longer than most verdicts
     yield {"prompt": item.prompt, "answer": item.answer, "swollen": full}
     for left in range(len(answers), 0, -1):
         _die_after(JUDGE_SECONDS)
@@ -151,22 +139,23 @@ def _answer(
         yield {"score": verdict.score, "problem": verdict.problem, "swollen": full}
 
 
-def _redirect(path: str, descriptor: int) -> None:
-    opened = os.open(path, os.O_RDWR)
-    os.dup2(opened, descriptor)
-    os.close(opened)
+def _silence(*descriptors: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
 
 
 def _die_after(seconds: float) -> None:
-    """Let the system end this process some time after its deadline, unless 0; without a handler no Python code has to run."""
+    """Have the system end this process soon after its deadline; 0 cancels. There is no handler, so no Python code has to run."""
     signal.setitimer(signal.ITIMER_REAL, seconds and seconds + GRACE_SECONDS)
 
 
 def _limit_memory() -> Callable[[], bool]:
-    """Limit what this process may allocate beyond what it has now; return whether it has kept more than it may.
+    """Limit what this process may allocate beyond what it has now; return a function that says whether it keeps too much.
 
-    RLIMIT_DATA counts private memory that can be written. RLIMIT_AS would also count libraries and address space that is only
-    reserved, which differs between machines by more than the limit. Only Linux enforces it for all allocations.
+    RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count libraries and reserved address space, which differ
+    between machines by more than the limit. Only Linux enforces it for all allocations.
     """
     if sys.platform != "linux":
         return lambda: False
