@@ -290,7 +290,7 @@ def test_an_unreadable_registration_is_no_node(tmp_path: Path) -> None:
     store, layout = crowd(tmp_path, 1), Layout("e")
     found = [finding for finding in validate(store, layout, Expected(nodes=2)) if finding.check == "nodes"]
     assert found[0].detail == "2 registered (0 workers): nobody trained"
-    assert (found[1].status, found[1].detail) == ("warning", "no registration that can be read, so not counted: made-up0")
+    assert (found[1].status, found[1].detail) == ("warning", "not counted, since their registrations cannot be read: made-up0")
     store.put(layout.log("made-up0", "metrics.jsonl"), b"")
     again = validate(store, layout, Expected(nodes=2))
     assert next(finding.status for finding in again if "made-up0" in finding.detail) == "failed"

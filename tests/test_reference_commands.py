@@ -191,7 +191,7 @@ def test_j_asked_for_and_never_reached_fails(tmp_path: Path) -> None:
         code, results = terminals.validate("--transplants", "1")
         assert code == 1
         assert set(failed(results)) == {"sharing"}
-        assert failed(results)["sharing"] == "J = 1 was asked for and no external rollout was ever used"
+        assert failed(results)["sharing"] == "J = 1, but no external rollout was ever used"
         code, results = terminals.validate("--transplants", "0")
         assert (code, failed(results)) == (0, {})
     finally:

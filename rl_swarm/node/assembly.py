@@ -18,7 +18,7 @@ from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
-from rl_swarm.node.worker import Checkpoints, Learner, Push, Tasks, Worker
+from rl_swarm.node.worker import Checkpoints, Learner, Push, Worker
 from rl_swarm.processes.signals import on_signals
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, watching_launcher
 from rl_swarm.store import Store, open_store
@@ -33,7 +33,7 @@ from rl_swarm.swarm.membership import Membership, enter
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
-from rl_swarm.tasks import tasks_of
+from rl_swarm.tasks import Tasks, tasks_of
 
 LARGE_GROUP = 32  # completions that a peer's rollout may always have, however few this node generates
 

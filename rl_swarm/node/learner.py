@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rl_swarm.config import Config
@@ -52,22 +51,13 @@ def load_policy(config: Config) -> Policy:
     )
 
 
-@dataclass(frozen=True)
-class LoadedLearner(Learner):
-    """A learner with a real model, whose parts can do more than the loop needs."""
-
-    tasks: Tasks
-    policy: Policy
-    trainer: Trainer
-
-
-def make_learner(config: Config, node_id: str) -> LoadedLearner:
+def make_learner(config: Config, node_id: str) -> Learner:
     """Make the tasks and load the model of one node; raise ConfigError or ModelError before any training begins."""
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, config.learning_rate, config.correction)
-    return LoadedLearner(tasks, policy, trainer, HeldOut(tasks, policy))
+    return Learner(tasks, policy, trainer, HeldOut(tasks, policy))
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:

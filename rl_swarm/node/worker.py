@@ -7,10 +7,10 @@ it is.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -21,38 +21,21 @@ from rl_swarm.errors import CheckpointError
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
 from rl_swarm.randomness import generator, stream_seed
-from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.rollout import Question, Rollout
 from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import Swarm
+from rl_swarm.tasks import Tasks
+
+if TYPE_CHECKING:  # both import torch
+    from rl_swarm.learning.policy import Policy
+    from rl_swarm.learning.trainer import Trainer
 
 BARREN_ROUNDS = 20
 DISCOUNTED_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
 LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
 STAGE = 0  # the only stage today
-
-
-class Tasks(Protocol):
-    counters: Counter[str]
-
-    def draw(self, count: int) -> list[Question]: ...
-    def score_all(self, question: Question, texts: Sequence[str]) -> list[float]: ...
-    def verify(self, rollout: Rollout, seconds: float) -> Rollout: ...
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
-class Policy(Protocol):
-    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterable[tuple[Completion, ...]]: ...
-
-
-class Trainer(Protocol):
-    @property
-    def policy_version(self) -> int: ...
-    def update(self, batch: Sequence[Rollout]) -> dict[str, float]: ...
-    def state(self) -> dict[str, Any]: ...
-    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Checkpoints(Protocol):
@@ -76,8 +59,8 @@ class Learner:
     """Everything that learns. `evaluate` measures held-out accuracy before a round; without it nothing is held out."""
 
     tasks: Tasks
-    policy: Policy
-    trainer: Trainer
+    policy: "Policy"
+    trainer: "Trainer"
     evaluate: Callable[[int], dict[str, Any]] | None = None
 
 

@@ -15,7 +15,7 @@ from rl_swarm.reproduce.plan import Arm, Cell
 from rl_swarm.reproduce.results import CellResult, NodeRound, node_round
 from rl_swarm.reproduce.split import Split
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import EVENTS, data_of
+from rl_swarm.runs.progress import EVENTS, data_of
 from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store

@@ -1,7 +1,7 @@
-"""Follow a run while it goes on: each look reads what is new and nothing twice, so that several looks a second cost little.
+"""Follow a run while it goes on. Each look reads only what is new, so several looks a second cost little.
 
-It changes nothing in the run, and believes nothing: a row that no node of ours would write is left out, and so is a bundle that
-cannot be read. Of two rows of one round the last counts.
+Changes nothing and trusts nothing: rows that no node writes and bundles that cannot be read are skipped. Of several rows of one
+round the last counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,93 +10,76 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-import msgspec
-
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.runs import progress
-from rl_swarm.runs.record import Round, valid
+from rl_swarm.runs.progress import EVENTS, METRICS
+from rl_swarm.runs.record import Round, State, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.peers import most_alive, read_registration
 
-METRICS, EVENTS = "metrics.jsonl", "training_events.jsonl"
 SMOOTHED_ROUNDS = 5
 REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
-GOOD = 0.5  # a completion that was paid at least this much is shown as a good one
-
-
-class Doing(msgspec.Struct, frozen=True):
-    """The data of an event of type `state`."""
-
-    doing: str
-    round: int
-
-
-def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[Any]:
-    return [event.get("data") for event in events if event.get("event_type") == event_type]
+GOOD = 0.5  # a completion with at least this reward is shown as a good one
 
 
 class Tail:
-    """One journal, read on from where the last look ended."""
+    """One journal, read from where the last look ended."""
 
     def __init__(self, store: Store, key: str) -> None:
         self.store = store
         self.key = key
         self._offset = 0
-        self._before = b""  # the end of what was read: another text there means that the journal was rewritten
+        self._before = b""  # the end of what was read: if it has changed, the journal was rewritten
         self._segments: set[str] = set()
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
-        """The rows since the last look, and whether they take the place of all earlier ones, since the journal was rewritten."""
+        """Return the rows since the last look, and whether they replace all earlier ones because the journal was rewritten."""
         there = progress.segment_keys(self.store, self.key)
-        if there or self._segments:
-            return self._new_segments(there)
-        return self._grown()
+        anew, lines = self._new_segments(there) if there or self._segments else self._grown()
+        return anew, progress.rows(lines)
 
-    def _grown(self) -> tuple[bool, list[dict[str, Any]]]:
-        start = self._offset - len(self._before)
-        data = self._get(self.key, start)
+    def _grown(self) -> tuple[bool, list[str]]:
+        data = progress.read(self.store, self.key, progress.JOURNAL_BYTES, self._offset - len(self._before))
         anew = not data.startswith(self._before)
         if anew:
             self._offset, self._before = 0, b""
-            data = self._get(self.key, 0)
+            data = progress.read(self.store, self.key, progress.JOURNAL_BYTES)
         new = data[len(self._before) :]
-        whole = new[: new.rfind(b"\n") + 1]  # the rest of the last line is still being written
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may still be being written
         self._offset += len(whole)
         self._before = (self._before + whole)[-REMEMBERED_BYTES:]
-        return anew, progress.rows(whole.decode("utf-8", "replace").splitlines())
+        return anew, progress.text_lines(whole)
 
-    def _new_segments(self, there: list[str]) -> tuple[bool, list[dict[str, Any]]]:
+    def _new_segments(self, there: list[str]) -> tuple[bool, list[str]]:
         before, self._segments = self._segments, set(there)
         if not before or not before <= self._segments:
-            return True, progress.rows(progress.lines(self.store, self.key))
-        return False, progress.rows(progress.segment_lines(self.store, [key for key in there if key not in before]))
+            return True, progress.lines(self.store, self.key)
+        return False, progress.segment_lines(self.store, [key for key in there if key not in before])
 
-    def _get(self, key: str, offset: int) -> bytes:
-        try:
-            return self.store.get(key, limit=progress.JOURNAL_BYTES, offset=offset)
-        except NotFound:
-            return b""
+
+def bundle_keys(store: Store, layout: Layout, number: int, node_id: str) -> list[str]:
+    """Return the files with a node's rollouts of a round."""
+    folder = layout.rollouts_of(number)
+    return [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]
 
 
 def published(store: Store, layout: Layout, number: int, node_id: str) -> list[Rollout]:
-    """What a node has published in a round, as far as it can be read now."""
-    folder = layout.rollouts_of(number)
+    """Return a node's rollouts of a round, without those that cannot be read now."""
     found: list[Rollout] = []
-    for name in store.list(folder):
-        if node_of_file(name) == node_id:
-            try:
-                found += decode(store.get(f"{folder}/{name}", limit=BUNDLE_BYTES)).rollouts
-            except (NotFound, BadDocument):
-                continue
+    for key in bundle_keys(store, layout, number, node_id):
+        try:
+            found += decode(store.get(key, limit=BUNDLE_BYTES)).rollouts
+        except (NotFound, BadDocument):
+            continue
     return found
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion with its question; the reward is what its node says."""
+    """One completion with its question, and the reward that its node claims."""
 
     node_id: str
     round: int
@@ -106,22 +89,18 @@ class Sample:
 
 
 def pick(rollouts: Sequence[Rollout]) -> tuple[Sample | None, Sample | None]:
-    """A good and a wrong completion, of one question where there are such, since that is what a node learns from."""
-    good: Sample | None = None
-    wrong: Sample | None = None
+    """Pick a good and a wrong completion; of one question if possible, since that is what a node learns from."""
+    goods, wrongs = list[Sample](), list[Sample]()
     for rollout in rollouts:
-        ranked = sorted(rollout.completions, key=lambda done: done.reward)
-        if not ranked:
-            continue
-        lowest, highest = (
+        ranked = [
             Sample(rollout.node_id, rollout.round, rollout.question.prompt, done.text, done.reward)
-            for done in (ranked[0], ranked[-1])
-        )
-        if highest.reward >= GOOD > lowest.reward:
-            return highest, lowest
-        good = good or (highest if highest.reward >= GOOD else None)
-        wrong = wrong or (lowest if lowest.reward < GOOD else None)
-    return good, wrong
+            for done in sorted(rollout.completions, key=lambda done: done.reward)
+        ]
+        good, wrong = [each for each in ranked[-1:] if each.reward >= GOOD], [each for each in ranked[:1] if each.reward < GOOD]
+        if good and wrong:
+            return good[0], wrong[0]
+        goods, wrongs = goods + good, wrongs + wrong
+    return next(iter(goods), None), next(iter(wrongs), None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +115,7 @@ class NodeMoment:
 
 @dataclass(frozen=True)
 class Moment:
-    """A run as it is now. `curve` is the mean own reward over the nodes, round by round; `pace` is seconds a round."""
+    """A run as it is now. `curve` is the mean own reward of the nodes, round by round; `pace` is seconds per round."""
 
     experiment: str
     max_rounds: int
@@ -154,7 +133,7 @@ class Moment:
         return bool(workers) and all(node.doing == "complete" for node in workers)
 
     def seconds_left(self, now: float) -> float | None:
-        """By the pace of the last rounds; None while there is none to go by."""
+        """Estimate from the pace of the last rounds; None if there is no pace yet."""
         if self.complete:
             return 0.0
         if self.pace is None or self.last_round_at is None:
@@ -174,17 +153,14 @@ class _Followed:
     since: float | None = None
 
     def read(self) -> list[Round]:
-        """Take in what is new; return the new rows of metrics."""
+        """Read what is new; return the new rows of metrics."""
         anew, found = self.metrics.look()
         new = valid(found, Round)
         if anew:
             self.rows.clear()
         self.rows.update({row.round: row for row in new})
-        _, events = self.events.look()
-        for event in events:
-            for state in valid(data_of([event], "state"), Doing):
-                since = event.get("timestamp")
-                self.doing, self.since = state.doing, since if isinstance(since, float) else None
+        for state in valid(self.events.look()[1], State):
+            self.doing, self.since = state.data.doing, state.timestamp
         return new
 
     def moment(self) -> NodeMoment:
@@ -194,7 +170,7 @@ class _Followed:
 
 
 class Following:
-    """One run, looked at again and again."""
+    """One run, looked at repeatedly."""
 
     def __init__(self, store: Store, layout: Layout, max_rounds: int) -> None:
         self.store = store
@@ -231,15 +207,15 @@ class Following:
             self._nodes[node_id] = _Followed(node_id, registration.node_role, metrics, events)
 
     def _sample(self, number: int, node_id: str) -> None:
-        """Show completions of the newest round; where there is none of a sort, the one before stays."""
+        """Show completions of the newest round; keep the good or the wrong one of before if there is no new one."""
         rollouts = published(self.store, self.layout, number, node_id)
-        turn = number % len(rollouts) if rollouts else 0  # so that it is not always the first question
+        turn = number % len(rollouts) if rollouts else 0  # show different questions in turn
         good, wrong = pick([*rollouts[turn:], *rollouts[:turn]])
         self._good, self._wrong = good or self._good, wrong or self._wrong
 
 
 def mean_curve(nodes: Sequence[Mapping[int, Round]]) -> tuple[tuple[int, float], ...]:
-    """The mean own reward over the nodes, round by round; the newest round only when as many have done it as the one before."""
+    """Average the nodes' own rewards round by round; the newest round once as many nodes have done it as the one before."""
     rewards: dict[int, list[float]] = {}
     for rows in nodes:
         for number, row in rows.items():
@@ -251,7 +227,7 @@ def mean_curve(nodes: Sequence[Mapping[int, Round]]) -> tuple[tuple[int, float],
 
 
 def _ends(nodes: Iterable[Mapping[int, Round]]) -> dict[int, float]:
-    """When the first node had done each round."""
+    """Return when the first node finished each round."""
     ends: dict[int, float] = {}
     for rows in nodes:
         for number, row in rows.items():
@@ -260,7 +236,7 @@ def _ends(nodes: Iterable[Mapping[int, Round]]) -> dict[int, float]:
 
 
 def _pace(ends: Mapping[int, float]) -> float | None:
-    """Seconds a round: the median of the last rounds, which a night's pause does not spoil."""
+    """Return seconds per round: the median of the last rounds, which one long pause does not distort."""
     numbers = sorted(ends)[-PACE_ROUNDS - 1 :]
     steps = [(ends[after] - ends[before]) / (after - before) for before, after in pairwise(numbers)]
     return max(0.0, median(steps)) if steps else None

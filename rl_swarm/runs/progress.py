@@ -1,16 +1,16 @@
-"""Read a run: its journals, and what every node is doing. For people and programs; it changes nothing.
+"""Read a run: its journals, and what every node is doing. Changes nothing.
 
-The one reader of journals, whether they grew in place or came as segments. A line is counted once however often it is stored, and
-of several metric rows for one round the last counts (a node that was killed does a round again).
+This is the one reader of journals, whether they grew in place or were written as segments. A line counts once however often it is
+stored.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl_swarm.errors import NotFound
-from rl_swarm.runs.record import Round, by_round, valid
+from rl_swarm.runs.record import Round, State, by_round, valid
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
@@ -20,89 +20,83 @@ from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
 from rl_swarm.text import one_line
 
+METRICS, EVENTS = "metrics.jsonl", "training_events.jsonl"
 TAIL_BYTES = 64 << 10
-JOURNAL_BYTES = 64 << 20  # of one journal, and of all its segments together; what lies beyond is not read
-SEGMENT_BYTES = 4 << 10  # what a segment counts for at least, so that there are no more than 16,384
-MOST_TAILS = 256  # segments that are looked at for the newest row
+JOURNAL_BYTES = 64 << 20  # read of one journal, and of all its segments together: the newest
+SEGMENT_BYTES = 4 << 10  # what a segment counts for at least, which limits their number to 16,384
+MOST_TAILS = 256  # segments that are searched for the newest row
 
 
 def segment_keys(store: Store, key: str) -> list[str]:
-    """The segments of a journal in the order in which they were written."""
+    """Return the segments of a journal in the order in which they were written."""
     folder = Layout.segments(key)
     names = {name for name in store.list(folder) if sequence_of_file(name) is not None}
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: sequence_of_file(name) or 0)]
 
 
 def segment_lines(store: Store, keys: Sequence[str], most_bytes: int | None = None) -> list[str]:
-    """The lines of these segments in order. Of very many, or very long ones, the newest: anybody may have put them there."""
+    """Return the lines of these segments in order; only the newest of too many or too long ones, since anybody may write them."""
     left, found = most_bytes or JOURNAL_BYTES, list[list[str]]()
     for key in reversed(keys):
         if left < SEGMENT_BYTES:
             break
-        data = _read(store, key, left)
+        data = read(store, key, left)
         left -= max(len(data), SEGMENT_BYTES)
-        found.append(_text_of(data))
+        found.append(text_lines(data))
     return [line for part in reversed(found) for line in part]
 
 
 def lines(store: Store, key: str, most_bytes: int | None = None) -> list[str]:
-    """Every line of a journal, once, in order; a line that was written twice is there twice. With `most_bytes` the newest lines.
+    """Return the newest lines of a journal, each once and in order; a line that was written twice is there twice.
 
-    The documented file may be a copy of the segments, may have been appended to after they were merged, or may have grown in place
-    before the folder was used through a mount.
+    The documented file may be a copy of the segments, may have grown after they were merged, or may have grown in place before the
+    folder was used through a mount.
     """
-    in_file = _newest_lines(store, key, most_bytes) if most_bytes else _text_of(_read(store, key, JOURNAL_BYTES))
+    in_file = _newest_lines(store, key, most_bytes or JOURNAL_BYTES)
     in_segments = segment_lines(store, segment_keys(store, key), most_bytes)
     return in_file + in_segments[_shared(in_file, in_segments) :]
 
 
-def _newest_lines(store: Store, key: str, most_bytes: int) -> list[str]:
-    tail = _read(store, key, most_bytes, offset=-most_bytes)
-    return _text_of(tail)[len(tail) >= most_bytes :]  # the first line may be half a line
-
-
-def _text_of(data: bytes) -> list[str]:
-    return data.decode("utf-8", "replace").splitlines()
-
-
-def _shared(text: Sequence[str], part: Sequence[str]) -> int:
-    """How many lines `part` begins with that `text` ends with; all of them if they stand anywhere in it.
-
-    The search of Knuth, Morris and Pratt: its time is linear, whatever the lines are.
-    """
-    if not part:
-        return 0
-    shorter = [0] * len(part)  # how much of `part` still matches where the next line does not
-    matched = 0
-    for place in range(1, len(part)):
-        while matched and part[place] != part[matched]:
-            matched = shorter[matched - 1]
-        matched += part[place] == part[matched]
-        shorter[place] = matched
-    matched = 0
-    for line in text:
-        while matched and line != part[matched]:
-            matched = shorter[matched - 1]
-        matched += line == part[matched]
-        if matched == len(part):
-            break
-    return matched
-
-
-def _read(store: Store, key: str, limit: int, offset: int = 0) -> bytes:
+def read(store: Store, key: str, limit: int, offset: int = 0) -> bytes:
     try:
         return store.get(key, limit=limit, offset=offset)[:limit]
     except NotFound:
         return b""
 
 
+def text_lines(data: bytes) -> list[str]:
+    return data.decode("utf-8", "replace").splitlines()
+
+
+def _newest_lines(store: Store, key: str, most_bytes: int) -> list[str]:
+    tail = read(store, key, most_bytes, offset=-most_bytes)
+    return text_lines(tail)[len(tail) >= most_bytes :]  # the first line may be half a line
+
+
+def _shared(text: Sequence[str], part: Sequence[str]) -> int:
+    """Count the first lines of `part` that `text` ends with; all of them if `text` has them anywhere.
+
+    Uses the prefix function of Knuth, Morris and Pratt, which takes linear time whatever the lines are.
+    """
+    joined = [*part, None, *text]  # no line equals None, so no match is longer than `part`
+    matched = [0] * len(joined)
+    for place in range(1, len(joined)):
+        length = matched[place - 1]
+        while length and joined[place] != joined[length]:
+            length = matched[length - 1]
+        matched[place] = length + (joined[place] == joined[length])
+        if matched[place] == len(part):
+            return len(part)
+    return matched[-1]
+
+
 def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The JSON objects among the lines; the last line of a killed node may be half a line and is left out."""
+    """Return the JSON objects among the lines. The last line of a killed node may be half a line, which is skipped."""
     found = []
     for line in journal_lines:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # the latter for brackets within brackets, thousands deep
+        except (ValueError, RecursionError):  # the latter for thousands of nested brackets
             continue
         if isinstance(row, dict):
             found.append(row)
@@ -110,7 +104,7 @@ def rows(journal_lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
-    """The newest rows of a journal, without reading all of it."""
+    """Return the newest rows of a journal without reading all of it."""
     for part in [*segment_keys(store, key)[: -MOST_TAILS - 1 : -1], key]:
         found = rows(_newest_lines(store, part, TAIL_BYTES))
         if found:
@@ -119,12 +113,16 @@ def last_rows(store: Store, key: str) -> list[dict[str, Any]]:
 
 
 def records(store: Store, layout: Layout, node_id: str) -> list[Round]:
-    """What a node has recorded, a round after the other."""
-    return list(by_round(valid(rows(lines(store, layout.log(node_id, "metrics.jsonl"))), Round)).values())
+    """Return a node's records, one a round, in order."""
+    return list(by_round(valid(rows(lines(store, layout.log(node_id, METRICS))), Round)).values())
 
 
 def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
-    return rows(lines(store, layout.log(node_id, "training_events.jsonl")))
+    return rows(lines(store, layout.log(node_id, EVENTS)))
+
+
+def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[Any]:
+    return [event.get("data") for event in events if event.get("event_type") == event_type]
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class NodeStatus:
     reward: float | None
     last_sign: float | None
     muted: tuple[Mute, ...] = ()
-    name_in_use: bool = False  # the node says that another process uses its name, too
+    name_in_use: bool = False  # the node has noticed another process with its name
 
 
 @dataclass(frozen=True)
@@ -148,16 +146,16 @@ class ExperimentStatus:
     round: int | None
     opened_at: float | None
     nodes: tuple[NodeStatus, ...]
-    left_out: int = 0  # registered nodes that were not looked at
+    left_out: int = 0  # registered nodes that were not read
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def experiment_status(store: Store, layout: Layout, founder: str | None = None) -> ExperimentStatus:
-    """What the experiment and each of its nodes is doing. Times are those of the node that wrote them.
+    """Read what the experiment and each of its nodes is doing. Times are on the clock of the node that wrote them.
 
-    Where the experiment is signed, only signed rounds and nodes are believed; raise ConfigError if it is not `founder`'s.
+    In a signed experiment only signed rounds and nodes count; raise ConfigError if it is not `founder`'s.
     """
     signatures = experiments.reader(store, layout, founder)
     rounds = Rounds(store, layout, signatures=signatures)
@@ -177,7 +175,7 @@ def experiment_status(store: Store, layout: Layout, founder: str | None = None) 
 
 
 def all_experiments(store: Store) -> list[ExperimentStatus]:
-    """The status of every experiment in a store; folders that are none are left out."""
+    """Read the status of every experiment in a store; skip folders that hold none."""
     names = [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/") and is_key(name)]
     found = [experiment_status(store, Layout(name)) for name in names]
     return [status for status in found if status.status != "empty"]
@@ -185,45 +183,29 @@ def all_experiments(store: Store) -> list[ExperimentStatus]:
 
 def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> NodeStatus:
     registration = read_registration(store, layout, node_id, signatures)
-    recent = last_rows(store, layout.log(node_id, "training_events.jsonl"))
-    state: dict[str, Any] = next((row for row in reversed(recent) if row.get("event_type") == "state"), {})
-    measured = valid(last_rows(store, layout.log(node_id, "metrics.jsonl")), Round)
-    last = measured[-1] if measured else None
-    signs = [number(row.get("timestamp")) for row in (state, recent[-1] if recent else {})]
-    signs.append(last.timestamp if last else None)
-    signs.append(registration.registered_at if registration else None)
+    states = valid(last_rows(store, layout.log(node_id, EVENTS)), State)
+    last = next(reversed(valid(last_rows(store, layout.log(node_id, METRICS)), Round)), None)
+    signs = [row.timestamp for row in (*states[-1:], last) if row] + ([registration.registered_at] if registration else [])
+    doing, since, number = "registered", None, -1
+    for state in states[-1:]:
+        doing, since, number = one_line(state.data.doing), state.timestamp, state.data.round
     sequence = newest_heartbeat(store, layout, node_id, signatures)
     beat = read_heartbeat(store, layout, node_id, sequence, signatures) if sequence is not None else None
-    data = state.get("data")
-    said: dict[str, Any] = data if isinstance(data, dict) else {}
-    doing, since, round_number = _text(said.get("doing")), number(state.get("timestamp")), number(said.get("round"))
     if beat and beat.sent_at > (since or 0):
         signs.append(beat.sent_at)
-        if (said_last := one_line(beat.doing)) != doing:
-            doing, since, round_number = said_last, beat.sent_at, beat.round
+        if one_line(beat.doing) != doing:
+            doing, since, number = one_line(beat.doing), beat.sent_at, beat.round
     return NodeStatus(
         node_id=node_id,
         role=one_line(registration.node_role) if registration else "unknown",
         model=one_line(registration.model) if registration else "",
-        doing=doing or "registered",
+        doing=doing,
         since=since,
-        round=None if round_number is None or round_number < 0 else int(round_number),
+        round=None if number < 0 else number,
         reward=last.reward if last else None,
-        last_sign=max((sign for sign in signs if sign is not None), default=None),
-        muted=_shown(last.muted) if last else (),
+        last_sign=max(signs, default=None),
+        muted=tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in last.muted[:MOST_TOLD])
+        if last
+        else (),
         name_in_use=beat is not None and bool(beat.twin),
     )
-
-
-def _shown(muted: Sequence[Mute]) -> tuple[Mute, ...]:
-    return tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in muted[:MOST_TOLD])
-
-
-def number(value: Any) -> float | None:
-    """A journal is a peer's file, too: what is no finite number is as if it were not there."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value if usable else None
-
-
-def _text(value: Any) -> str | None:
-    return one_line(value) if isinstance(value, str) else None

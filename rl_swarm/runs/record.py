@@ -1,12 +1,12 @@
-"""The figures of one round of one node: a line of its metrics.jsonl, and the only form in which they are written or read.
+"""The rows of a node's journals, in the only form in which they are written or read.
 
-Every figure is of that round alone, unless its name ends in `_total`: those count since the node began, also across restarts where
-they are part of its checkpoint (`rejected_total`), else since its process did. A journal is a file that anyone may have written, so
-that everything has bounds; a line that does not fit is none of ours, and names that this version does not know are passed over.
+`Round` is a line of metrics.jsonl. Every figure is of that round alone, unless its name ends in `_total`: those count since the
+node began, also across restarts if they are part of its checkpoint (`rejected_total`), else since its process did. Anyone may have
+written a journal, so everything has bounds; readers skip a row that does not fit, and ignore names that they do not know.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,7 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
-    timestamp: Finite  # seconds since 1970 by the node's own clock, when the round was done
+    timestamp: Finite  # seconds since 1970 on the node's own clock, at the end of the round
     node_id: Name = ""
     experiment: Name = ""
     round: RoundNumber
@@ -38,52 +38,52 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     reward_std: Finite = 0.0
     reward_by_task: dict[Name, Finite] = {}
     tokens: Count = 0
-    tokens_per_s: Finite = 0.0  # written, of the seconds for generating
+    tokens_per_s: Finite = 0.0  # generated, per second of generating
     length_min: Count = 0
     length_mean: Finite = 0.0
     length_max: Count = 0
-    truncated: Share = 0.0  # share of completions that were cut at MAX_NEW_TOKENS
+    truncated: Share = 0.0  # share of completions cut at MAX_NEW_TOKENS
 
-    # What the update was made of, with the ids (node/round/stage/slot), so that anyone can recompute who learnt from whom
+    # The batch of the update, with ids (node/round/stage/slot) from which anyone can recompute who learnt from whom
     own_wanted: Count = 0  # I
-    own_used: Count = 0  # of them informative
+    own_used: Count = 0  # the informative ones
     own_ids: tuple[Name, ...] = ()
     external_wanted: Count = 0  # J
     external_used: Count = 0
     external_ids: tuple[Name, ...] = ()
-    external_age: Finite | None = None  # in rounds, their mean
+    external_age: Finite | None = None  # their mean age in rounds
     external_reward: Finite | None = None  # as scored here
     group_size: Count = 0  # G
 
-    # What the update measured; None where there was none, or nothing to measure
+    # Measured by the update; None without an update, or with nothing to measure
     informative: Finite = 0.0  # rollouts trained on, own and external
-    too_long: Finite = 0.0  # rollouts whose prompts the model has no room for
+    too_long: Finite = 0.0  # rollouts whose prompts do not fit the model's context
     tokens_trained: Finite = 0.0
     loss: Finite | None = None
     grad_norm: Finite | None = None
     entropy: Finite | None = None  # nats a token
     weight_mean: Finite | None = None  # over external completions
     weight_mean_negative: Finite | None = None  # over those of them with a negative advantage
-    external_weighed: Finite = 0.0  # external completions that might have taught something
-    external_discounted: Finite = 0.0  # of those, the ones that counted for nothing
+    external_weighed: Finite = 0.0  # external completions that could count
+    external_discounted: Finite = 0.0  # those of them that counted for nothing
     policy_version: Count = 0  # updates so far
 
-    # Greedy pass@1 on the held-out questions after this round, where it was measured
+    # Greedy pass@1 on the held-out questions after this round, if it was evaluated
     held_out: Share | None = None
     held_out_style_blind: Share | None = None
     held_out_by_task: dict[Name, Share] = {}
     held_out_questions: Count = 0
 
     seconds: dict[Name, Finite] = {}  # by phase: generate, score, store, train
-    muted: tuple[Mute, ...] = ()  # who is not listened to now
+    muted: tuple[Mute, ...] = ()  # peers that are muted now
     pending: Count = 0  # documents that wait for the store now
     rejected_total: dict[Name, Count] = {}  # of peers' files and rollouts, by reason
-    tasks_total: dict[Name, Count] = {}  # what went wrong with questions and answers
-    store_total: dict[Name, Count] = {}  # operations, bytes, retries, and what became of documents
+    tasks_total: dict[Name, Count] = {}  # failures with questions and answers
+    store_total: dict[Name, Count] = {}  # operations, bytes, retries, and fates of documents
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """What a node measured on the held-out questions before a round: shares of right answers."""
+    """The data of an `evaluation` event: accuracy on the held-out questions before a round."""
 
     round: RoundNumber
     held_out: Share
@@ -92,18 +92,31 @@ class Evaluated(msgspec.Struct, frozen=True):
     held_out_by_task: dict[Name, Share] = {}
 
 
+class Doing(msgspec.Struct, frozen=True):
+    doing: str
+    round: Annotated[int, Meta(ge=-1, lt=MOST_ROUNDS)]  # -1 before the first
+
+
+class State(msgspec.Struct, frozen=True):
+    """The event that says what a node is doing from now on."""
+
+    timestamp: Finite
+    event_type: Literal["state"]
+    data: Doing
+
+
 def valid(rows: Iterable[Any], kind: type[Row]) -> list[Row]:
-    """The rows that are of this kind."""
+    """Return the rows of this kind."""
     found = []
     for row in rows:
         try:
             found.append(msgspec.convert(row, kind))
-        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a character pair in a text
+        except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a surrogate pair in a text
             continue
     return found
 
 
 def by_round(records: Iterable[Round]) -> dict[int, Round]:
-    """One record a round, in order: a node that was killed may have done a round again, and what it said last counts."""
+    """Return one record a round, in order. A killed node may have played a round again: the last record counts."""
     found = {each.round: each for each in records}
     return {number: found[number] for number in sorted(found)}

@@ -15,7 +15,8 @@ from typing import Any
 from rl_swarm.document import SMALL_BYTES, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import EVENTS, METRICS, data_of, mean_curve
+from rl_swarm.runs.following import mean_curve
+from rl_swarm.runs.progress import EVENTS, METRICS, data_of
 from rl_swarm.runs.record import Evaluated, Round, by_round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.experiment import Experiment

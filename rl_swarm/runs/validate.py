@@ -1,18 +1,18 @@
-"""Check that a run is whole and true: rounds, rewards, rollouts, who learnt from whom, logs.
+"""Check that a run is complete and consistent: rounds, rewards, rollouts, who learnt from whom, logs.
 
-Only registered nodes count; anything else in the folder is a warning. What a node did is taken from its own metrics and compared
-with what lies in the store. Nothing is changed. Anybody may have written any of it: how much is read has limits, and what lies
-beyond them is said.
+Only registered nodes count; anything else in the folder is a warning. A node's metrics are compared with the files in the store.
+Changes nothing. Anybody may have written any of it, so reads are limited, and a limit that was hit is reported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import EVENTS, METRICS
+from rl_swarm.runs.following import bundle_keys
+from rl_swarm.runs.progress import EVENTS, METRICS
 from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
@@ -24,25 +24,25 @@ from rl_swarm.text import one_line
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
-MOST_DIGITS = 6  # of the number of a round
-MOST_ROWS, MOST_ROWS_OF_ALL = 10_000, 200_000  # of metrics, of one worker and of all: the newest
-JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL = 16 << 20, 1 << 30  # of one journal, and of one journal of every node: the newest
-ROLLOUT_BYTES = 2 << 30  # of all files of rollouts together
-LOOK_BYTES = 4 << 10  # what a look at a node's rollouts of a round counts for at least
+MOST_DIGITS = 6  # of a round's number
+MOST_ROWS, MOST_ROWS_OF_ALL = 10_000, 200_000  # rows of metrics, of one worker and of all: the newest
+JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL = 16 << 20, 1 << 30  # of one journal, and of that journal of all nodes: the newest
+ROLLOUT_BYTES = 2 << 30  # of all bundles together
+LOOK_BYTES = 4 << 10  # what a look for a node's rollouts of a round counts for at least
 
 
 @dataclass(frozen=True)
 class _Published:
-    """What is checked of a node's rollouts of one round: they are not kept."""
+    """The facts to check about a node's rollouts of one round; the rollouts themselves are not kept."""
 
     count: int
     sizes: frozenset[int]  # of groups
-    used: frozenset[str]  # ids that somebody says to have used
+    used: frozenset[str]  # ids that some node claims to have used
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked claim: `status` is ok, warning or failed; `detail` says what was found."""
+    """The result of one check: `status` is ok, warning or failed."""
 
     check: str
     status: str
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the run should have been; None where the run itself is asked."""
+    """What the run should have been; None means whatever the run itself says."""
 
     rounds: int | None = None
     nodes: int | None = None
@@ -59,13 +59,13 @@ class Expected:
 
 
 def validate(store: Store, layout: Layout, expected: Expected, founder: str | None = None) -> list[Finding]:
-    return _Run(store, layout, expected, founder).findings()
+    return _Checks(store, layout, expected, founder).findings()
 
 
-class _Run:
-    """One experiment as it lies in the store, read once."""
+class _Checks:
+    """The checks of one experiment, whose files are read once."""
 
-    def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None = None) -> None:
+    def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None) -> None:
         self.store = store
         self.layout = layout
         self.expected = expected
@@ -79,7 +79,7 @@ class _Run:
         self.workers = [node for node, role in roles.items() if role == "worker"]
         self.coordinated = "coordinator" in roles.values()
         self.foreign: dict[str, int] = {}  # worker → rows that no node writes
-        self.too_many: list[str] = []  # workers of which only the newest rows are looked at
+        self.too_many: list[str] = []  # workers with more rows than are read
         self.most_rows = min(MOST_ROWS, MOST_ROWS_OF_ALL // max(1, len(self.workers)))
         self.journal_bytes = min(JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL // max(1, len(self.nodes)))
         self.metrics = {node: self._read_metrics(node) for node in self.workers}
@@ -114,12 +114,12 @@ class _Run:
         else:
             yield Finding("nodes", "ok", shown)
         if self.left_out:
-            few = f"{self.left_out} more have registered and were left out: those looked at show the most signs of life"
+            few = f"{self.left_out} more have registered and were left out: the checked ones show the most signs of life"
             yield Finding("nodes", "warning", few)
-        if self.unreadable:  # junk that a stranger left, unless there is a journal of that name
+        if self.unreadable:  # junk of a stranger, unless there is a journal of that name
             writing = {name.rstrip("/") for name in self.store.list(self.layout.logs)}
             status = "failed" if writing.intersection(self.unreadable) else "warning"
-            yield Finding("nodes", status, f"no registration that can be read, so not counted: {_some(self.unreadable)}")
+            yield Finding("nodes", status, f"not counted, since their registrations cannot be read: {_some(self.unreadable)}")
 
     def _check_rounds(self) -> Iterator[Finding]:
         announced = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
@@ -146,14 +146,12 @@ class _Run:
                 missing.append(f"{node} round {row.round}")
             elif reward.reward != row.reward:
                 redone.append(f"{node} round {row.round}")
-        yield Finding(
-            "rewards", "failed" if missing else "ok", f"missing: {_some(missing)}" if missing else f"all {count} submitted"
-        )
-        if redone:  # a node killed after it submitted does the round again, and what it submitted first stays
-            yield Finding("rewards", "warning", f"done again after a restart, with another reward: {_some(redone)}")
+        yield _verdict("rewards", missing, f"all {count} submitted", "missing: ")
+        if redone:  # a node killed after it submitted plays the round again, but its first reward stays
+            yield Finding("rewards", "warning", f"played again after a restart, with another reward: {_some(redone)}")
 
     def _check_signatures(self) -> Iterator[Finding]:
-        """Whose figures are signed; in an experiment that its founder has signed, all should be."""
+        """Report whose figures are signed; in a signed experiment all should be."""
         try:
             experiment = experiments.read(self.store, self.layout, self.founder)
         except ConfigError as error:
@@ -180,7 +178,7 @@ class _Run:
             others = found.sizes - {row.group_size} if row.group_size else ()
             if row.own_wanted not in (0, found.count) or others:
                 wrong.append(f"{where}: {found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}")
-        yield Finding("rollouts", "failed" if wrong else "ok", _some(wrong) if wrong else f"all {count} readable and complete")
+        yield _verdict("rollouts", wrong, f"all {count} readable and complete")
 
     def _check_sharing(self) -> Iterator[Finding]:
         wanted = self.expected.external_count
@@ -188,33 +186,28 @@ class _Run:
         if wanted is None:
             wanted = max((row.external_wanted for _, row in self._rows()), default=0)
         if not wanted:
-            yield Finding("sharing", "ok", "J = 0: nothing was to be shared")
+            yield Finding("sharing", "ok", "J = 0: no sharing intended")
             return
         wrong = []
         if not any(used.values()):
-            wrong.append(f"J = {wanted} was asked for and no external rollout was ever used")
-        for node in [node for node, names in used.items() if not names and any(used.values())]:
-            offered = self._offered(node)
-            if offered:
-                wrong.append(f"{node} used none of {offered} informative rollouts of its peers")
-            else:
-                yield Finding("sharing", "warning", f"no peer had an informative rollout for {node} in time")
+            wrong.append(f"J = {wanted}, but no external rollout was ever used")
         for node, names in used.items():
+            if not names and any(used.values()):
+                if offered := self._offered(node):
+                    wrong.append(f"{node} used none of {offered} informative rollouts of its peers")
+                else:
+                    yield Finding("sharing", "warning", f"no peer had an informative rollout for {node} in time")
             if len(names) != len(set(names)):
                 wrong.append(f"{node} used an external rollout twice")
             wrong += [f"{node} used {name}, which no peer published" for name in names if not self._published(node, name)]
-        total = sum(map(len, used.values()))
-        yield Finding(
-            "sharing", "failed" if wrong else "ok", _some(wrong) if wrong else f"{total} uses, each found in a peer's file"
-        )
+        yield _verdict("sharing", wrong, f"{sum(map(len, used.values()))} uses, each found in a peer's file")
 
     def _check_limits(self) -> Iterator[Finding]:
-        """What was too much to be looked at."""
         if self.too_many:
-            yield Finding("limits", "warning", f"only the newest {self.most_rows} rounds were looked at of {_some(self.too_many)}")
+            yield Finding("limits", "warning", f"checked only the newest {self.most_rows} rounds of {_some(self.too_many)}")
         if self._unread:
             most = f"{ROLLOUT_BYTES / 1e9:.1f} GB of rollouts"
-            yield Finding("limits", "warning", f"after {most} the rest was not looked at: {self._unread} rounds of nodes")
+            yield Finding("limits", "warning", f"checked {most}, and not the rest: {self._unread} rounds of nodes")
 
     def _check_logs(self) -> Iterator[Finding]:
         wrong = []
@@ -224,9 +217,11 @@ class _Run:
             for name in ("stdout.log", "stderr.log"):
                 signs = (line for line in self._lines(node, name) if any(sign in line for sign in SIGNS_OF_ERROR))
                 wrong += [f"{node}: {one_line(line)}" for line in signs]
-        yield Finding("logs", "failed" if wrong else "ok", _some(wrong) if wrong else "no errors")
+        yield _verdict("logs", wrong, "no errors")
         for node, count in self.foreign.items():
-            yield Finding("logs", "warning", f"{count} rows of {node}'s metrics are none that a node writes, and were left out")
+            yield Finding(
+                "logs", "warning", f"{count} rows of {node}'s metrics are not in the form that nodes write, and were skipped"
+            )
 
     def _check_strangers(self) -> Iterator[Finding]:
         strangers = set()
@@ -237,13 +232,12 @@ class _Run:
                 names = self.store.list(folder)
                 strangers |= {f"{folder}/{name}" for name in names if node_of_file(name) not in self.nodes}
         if strangers:
-            yield Finding("strangers", "warning", f"of no node that is counted: {_some(sorted(strangers))}")
+            yield Finding("strangers", "warning", f"files of no counted node: {_some(sorted(strangers))}")
 
     def _rows(self) -> Iterator[tuple[str, Round]]:
         return ((node, row) for node, rows in self.metrics.items() for row in rows if row.round < self.rounds)
 
     def _read_metrics(self, node: str) -> list[Round]:
-        """One row a round, in order: of several the last."""
         said = progress.rows(self._lines(node, METRICS))
         found = valid(said, Round)
         if len(found) < len(said):
@@ -257,7 +251,7 @@ class _Run:
         return progress.lines(self.store, self.layout.log(node, name), self.journal_bytes)
 
     def _offered(self, node: str) -> int:
-        """Informative rollouts that peers had published before the node's last round began."""
+        """Count the informative rollouts that peers had published before the node's last round began."""
         last = max((row.round for row in self.metrics[node]), default=0)
         return sum(len(row.own_ids) for peer, row in self._rows() if peer != node and row.round < last)
 
@@ -269,7 +263,7 @@ class _Run:
         return found is None or (not isinstance(found, str) and rollout_id in found.used)
 
     def _rollouts(self, node: str, number: int) -> _Published | str | None:
-        """What a node published in a round, or what is wrong with it; None if too much was read before."""
+        """Describe a node's rollouts of a round, or what is wrong with them; None if the limit of bytes was reached."""
         if (node, number) not in self._looks:
             found = self._look(node, number) if self._bytes_left > 0 else None
             if found is None:
@@ -279,22 +273,20 @@ class _Run:
         return self._looks[node, number]
 
     def _look(self, node: str, number: int) -> _Published | str | None:
-        folder = self.layout.rollouts_of(number)
-        names = [name for name in self.store.list(folder) if node_of_file(name) == node]
+        keys = bundle_keys(self.store, self.layout, number, node)
         self._bytes_left -= LOOK_BYTES
-        if not names:
-            return "no rollout file"
         sizes: dict[str, int] = {}
-        for name in names:
+        for key in keys:
             if self._bytes_left <= 0:
                 return None
             try:
-                data = self.store.get(f"{folder}/{name}", limit=BUNDLE_BYTES)
+                data = self.store.get(key, limit=BUNDLE_BYTES)
                 self._bytes_left -= max(len(data), LOOK_BYTES)
                 sizes.update({rollout.id: len(rollout.completions) for rollout in decode(data).rollouts})
             except (NotFound, BadDocument) as error:
-                return f"{name} cannot be read ({error})"
-        return _Published(len(sizes), frozenset(sizes.values()), frozenset(sizes.keys() & self._used))
+                return f"{key.rpartition('/')[2]} cannot be read ({error})"
+        used = frozenset(sizes.keys() & self._used)
+        return _Published(len(sizes), frozenset(sizes.values()), used) if keys else "no rollout file"
 
 
 def passed(findings: list[Finding]) -> bool:
@@ -302,7 +294,7 @@ def passed(findings: list[Finding]) -> bool:
 
 
 def results(experiment: str, findings: list[Finding]) -> dict[str, Any]:
-    """For programs: what test_results.json holds."""
+    """Return the findings in the form of test_results.json."""
     return {"experiment": experiment, "passed": passed(findings), "findings": [asdict(finding) for finding in findings]}
 
 
@@ -310,6 +302,10 @@ def _message(data: Any) -> str:
     return one_line(str(data.get("message", "error"))) if isinstance(data, dict) else "error"
 
 
-def _some(items: list[Any]) -> str:
+def _verdict(check: str, wrong: Sequence[str], good: str, claim: str = "") -> Finding:
+    return Finding(check, "failed", claim + _some(wrong)) if wrong else Finding(check, "ok", good)
+
+
+def _some(items: Sequence[Any]) -> str:
     shown = ", ".join(one_line(str(item)) for item in items[:MOST_SHOWN])
     return shown + (f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else "")

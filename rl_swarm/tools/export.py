@@ -24,7 +24,7 @@ from rl_swarm import __version__
 from rl_swarm.config import Config, model_folder
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import data_of
+from rl_swarm.runs.progress import data_of
 from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout

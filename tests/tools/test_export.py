@@ -521,7 +521,6 @@ def test_an_upload_that_dies_is_reported(stub: HubStub, tmp_path: Path, monkeypa
 
 def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
     said: list[str] = []
-    events: list[dict[str, Any]] = []
 
     def node(**environment: str) -> Any:
         return SimpleNamespace(
@@ -529,7 +528,7 @@ def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
             local=SimpleNamespace(node_id="w1", path=tmp_path),
             record=journals([{"round": 0, "reward": 0.5}], []),
             experiment=SimpleNamespace(tasks_version="reasoning-gym 0.1.25"),
-            journal=SimpleNamespace(say=said.append, event=lambda kind, **data: events.append(data), flush=lambda: None),
+            journal=SimpleNamespace(note=lambda kind, line: said.append((kind, line)), flush=lambda: None),
         )
 
     trained = policy()
@@ -539,7 +538,7 @@ def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
     for number in (1, 2):
         pusher.after_round(number)
     pusher.close(lambda: 60.0)
-    assert said == [f"pushed the model of round 2 to {stub.url}/tester/trial-w1"] == [event["message"] for event in events]
+    assert said == [("push", f"pushed the model of round 2 to {stub.url}/tester/trial-w1")]
     shown = stub.repositories["tester/trial-w1"]["README.md"].decode()
     assert "| rounds | 1, all before round 2 of the swarm |" in shown and "| mean reward, last 1 rounds | 0.500 |" in shown
 
