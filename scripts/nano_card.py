@@ -87,7 +87,7 @@ def measure(policy: Policy, seed: int) -> Measured:
     unseen = list(zip(held_out, policy.greedy(held_out), strict=True))
 
     def blind(question: Question, text: str) -> float:
-        return style_blind_score(tasks, question, text)
+        return style_blind_score(tasks.score, question, text)
 
     def correct(score: Callable[[Question, str], float], pairs: list[tuple[Question, str]], task: str) -> float:
         return mean(score(*pair) > 0.99 for pair in pairs if pair[0].task == task)

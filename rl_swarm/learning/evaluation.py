@@ -34,7 +34,7 @@ class HeldOut:
         texts = self.policy.greedy(self.questions)
         asked = list(zip(self.questions, texts, strict=True))
         passed = [self.tasks.score(question, text) >= PASS for question, text in asked]
-        known = [style_blind_score(self.tasks, question, text) >= PASS for question, text in asked]
+        known = [style_blind_score(self.tasks.score, question, text) >= PASS for question, text in asked]
         by_task: dict[str, list[bool]] = {}
         for (question, _), correct in zip(asked, passed, strict=True):
             by_task.setdefault(question.task or "", []).append(correct)

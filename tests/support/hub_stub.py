@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import huggingface_hub.constants
+import pytest
 import yaml
 
 TOKEN = "hf_tokenForTheStubOnly"
@@ -59,6 +61,13 @@ def hub() -> Iterator[HubStub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def point_at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client in this process take an address for the hub's."""
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in {"ENDPOINT": address, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_DISABLE_XET": True}.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Models: the embedded nano, hub and local models, and what this machine's hardware allows."""
+"""The embedded nano model, hub and local models, and the limits of this machine's hardware."""
 
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model
 from rl_swarm.learning.models.loading import LoadedModel, load, resolve_nano_folder

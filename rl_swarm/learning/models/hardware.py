@@ -1,7 +1,7 @@
 """Choose device, number format and default model by what this machine can really do.
 
-It asks the hardware and refuses what would crash later; it downloads nothing. Torch is imported where it is used, so that
-naming a model stays cheap.
+Asks the hardware and refuses what would crash later. Downloads nothing. Torch is imported where it is used, so that naming a
+model stays cheap.
 """
 
 import ctypes
@@ -48,10 +48,10 @@ def choose_device(cpu_only: bool = False) -> str:
 
 
 def choose_dtype(device: str, wanted: str = "auto") -> "torch.dtype":
-    """The number format of the weights; raise ModelError for a name that is not one, or one that the processor cannot compute with.
+    """The number format of the weights. Raise ModelError for an unknown name, or a format that the processor cannot compute with.
 
-    `auto` is bfloat16 on a CUDA device that computes with it, else float32. What is asked for on a CPU is tried in another process
-    first: some processors announce instructions that then kill the program.
+    `auto` is bfloat16 on a CUDA device that computes with it, else float32. Any other format is first tried in another process on
+    a CPU: some processors announce instructions that then kill the program.
     """
     import torch
 
@@ -67,9 +67,9 @@ def choose_dtype(device: str, wanted: str = "auto") -> "torch.dtype":
 
 
 @functools.cache
-def probe_dtype(dtype: str, program: str = _PROBE) -> str | None:
-    """What went wrong when another process computed with this format on the CPU; None if nothing did."""
-    command = python(program.format(dtype=dtype))
+def probe_dtype(dtype: str) -> str | None:
+    """Compute with this format on the CPU in another process. Return the failure, or None."""
+    command = python(_PROBE.format(dtype=dtype))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -80,9 +80,9 @@ def probe_dtype(dtype: str, program: str = _PROBE) -> str | None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process use its memory again instead of handing it back: asking anew for every tensor costs a sixth of an update.
+    """Let this process reuse freed memory instead of returning it: asking again for every tensor costs a sixth of an update.
 
-    Peaks of memory stay what they are. Only glibc can be told so; elsewhere nothing happens.
+    Peak memory stays the same. Only glibc has this option; elsewhere nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -91,7 +91,7 @@ def keep_freed_memory() -> None:
 
 
 def device_memory_gb(device: str) -> float:
-    """Memory of the accelerator; 0 for the CPU, whose memory says nothing about how large a model it can train."""
+    """Memory of the accelerator; 0 for the CPU, whose memory does not tell how large a model it can train."""
     import torch
 
     if device.startswith("cuda"):
@@ -100,9 +100,9 @@ def device_memory_gb(device: str) -> float:
 
 
 def choose_model(memory_gb: float, seed: int = 0) -> str:
-    """What `MODEL_NAME=auto` stands for: a model of the large pool from 40 GB of device memory, else of the small one.
+    """Choose the model for `MODEL_NAME=auto`: from the large pool with 40 GB of device memory or more, else from the small one.
 
-    Which of the pool is drawn by the seed, so that nodes of a swarm differ and a restarted node gets the same one again.
+    The seed draws the model of the pool, so that nodes of a swarm differ and a restarted node gets the same one again.
     """
     pool = LARGE_POOL if memory_gb >= LARGE_FROM_GB else SMALL_POOL
     return random.Random(f"model {seed}").choice(pool)

@@ -1,7 +1,7 @@
 """Turn a `MODEL_NAME` into a model and a tokenizer that are ready to train: `nano`, `auto`, a folder or a hub id.
 
-It refuses, each with one line: folders without a model, ids that the hub does not know or does not give out, checkpoints that
-lack weights, weights that are not safetensors (a pickle can run code), and models that bring code of their own.
+Refuses, each with one line: folders without a model, ids that the hub does not know or does not give out, models that lack
+weights, weights that are not safetensors (a pickle can run code), and models that bring code of their own.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,22 @@ from rl_swarm.errors import ModelError
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
 HUB_SECONDS = 10.0
-# What transformers raises for folders that do not hold what their settings say, or settings of another shape than it expects.
+# transformers raises these for a folder whose files contradict its settings, and for settings of an unexpected form.
 FAULTS_OF_FILES = (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model on its device, in evaluation mode, with its tokenizer; `name` is what peers and people see."""
+    """A causal language model on its device, in evaluation mode, with its tokenizer. Peers and people see `name`."""
 
     model: Any
     tokenizer: Any
     name: str
     device: str
-    dtype: str
 
 
 def trained_dtype(dtype: str, lora_rank: int) -> str:
-    """Adam's small steps round away in bfloat16 weights, so that by default a model which is trained as a whole is in float32."""
+    """By default train all weights in float32: Adam's small steps round away in bfloat16."""
     return "float32" if dtype == "auto" and not lora_rank else dtype
 
 
@@ -44,9 +43,9 @@ def load(
     token: str | None = None,
     seed: int = 0,
 ) -> LoadedModel:
-    """Load a model by its `MODEL_NAME`; raise ModelError with the remedy where that cannot be done.
+    """Load a model by its `MODEL_NAME`. Raise ModelError with the remedy if that fails.
 
-    `seed` draws the model behind `auto` and the start of LoRA's adapters, so that a node that begins again begins the same.
+    `seed` draws the model behind `auto` and the initial weights of LoRA's adapters, so that a restarted node starts the same.
     """
     device = choose_device(cpu_only)
     if device == "cpu":
@@ -57,14 +56,29 @@ def load(
     if name == "auto":
         name = choose_model(device_memory_gb(device), seed)
     source = locate(name, token)
-    with _one_line(name), _quiet(Path(source).is_dir()):
-        tokenizer = _load_tokenizer(source, token)
-        model = _load_weights(source, token, chosen)
-    _check_tokenizer(name, model, tokenizer)
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        with quiet(Path(source).is_dir()):  # a download keeps its progress bar
+            tokenizer = AutoTokenizer.from_pretrained(source, token=token, trust_remote_code=False)
+            if tokenizer.pad_token_id is None:  # a new token would resize the model. Padding is masked, so any id will do
+                tokenizer.pad_token = tokenizer.eos_token
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source, token=token, dtype=chosen, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            )
+    except (*FAULTS_OF_FILES, SafetensorError) as error:
+        raise ModelError(f"cannot load {name}: {_first_line(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(f"{source} lacks {len(missing)} of its weights ({missing[0]} …): they would be random; load it anew")
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {name} has no end-of-sequence token: no completion could ever stop; choose another")
+    if len(tokenizer) > (embedded := model.get_input_embeddings().num_embeddings):
+        raise ModelError(f"the tokenizer of {name} has {len(tokenizer)} tokens, its model {embedded}: they do not belong together")
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     if lora_rank:
         model = add_lora(model, lora_rank, seed)
-    return LoadedModel(model.to(device).eval(), tokenizer, name, device, str(chosen).removeprefix("torch."))
+    return LoadedModel(model.to(device).eval(), tokenizer, name, device)
 
 
 def resolve_nano_folder() -> Path:
@@ -73,11 +87,11 @@ def resolve_nano_folder() -> Path:
 
 
 def locate(name: str, token: str | None = None) -> str:
-    """The folder or hub id that a name stands for; raise ModelError if there is nothing to load there."""
+    """Return the folder or hub id that a name stands for. Raise ModelError if there is nothing to load."""
     folder = resolve_nano_folder() if name == "nano" else model_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"no config.json in {folder}: MODEL_NAME wants a folder that save_pretrained or rl-swarm export wrote")
+            raise ModelError(f"no config.json in {folder}: MODEL_NAME needs a folder that save_pretrained or rl-swarm export wrote")
         return str(folder)
     if name == "nano":
         raise ModelError(f"the embedded model is missing from this installation ({folder}): install rl-swarm again")
@@ -88,57 +102,23 @@ def locate(name: str, token: str | None = None) -> str:
 
 
 def _ask_hub(name: str, token: str | None) -> None:
-    """Ask once, without the client's retries, whether the hub gives out this model; what is in the local cache needs no asking."""
+    """Ask once, without the client's retries, whether the hub gives out this model. A model in the local cache needs no asking."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 
+    refusals = {
+        HFValidationError: f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id",
+        GatedRepoError: f"{name} is gated: accept its terms at https://huggingface.co/{name} and set HUGGINGFACE_ACCESS_TOKEN",
+        RepositoryNotFoundError: f"no model {name!r} on the hub, or it is private: check the name or set HUGGINGFACE_ACCESS_TOKEN",
+        EntryNotFoundError: f"{name} has no config.json on the hub: it is not a model that transformers loads",
+    }  # in this order: a GatedRepoError is a RepositoryNotFoundError too
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), token=token, timeout=HUB_SECONDS)
-    except HFValidationError:
-        raise ModelError(f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id") from None
-    except GatedRepoError:  # before its parent, RepositoryNotFoundError
-        terms = f"https://huggingface.co/{name}"
-        raise ModelError(f"{name} is gated: accept its terms at {terms} and set HUGGINGFACE_ACCESS_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise ModelError(
-            f"no model {name!r} on the hub, or it is private: check the name or set HUGGINGFACE_ACCESS_TOKEN"
-        ) from None
-    except EntryNotFoundError:
-        raise ModelError(f"{name} has no config.json on the hub: it is not a model that transformers loads") from None
-    except Exception as error:  # the client's transport errors have no public base class; whatever it was, the hub gave no answer
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            get_hf_file_metadata(hf_hub_url(name, "config.json"), token=token, timeout=HUB_SECONDS)
+    except Exception as error:  # the client's transport errors have no public base class
         remedy = "check the connection, or set MODEL_NAME to nano or a folder"
-        raise ModelError(f"cannot reach the Hugging Face hub for {name} ({_first_line(error)}): {remedy}") from error
-
-
-def _load_tokenizer(source: str, token: str | None) -> Any:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source, token=token, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:  # no new token: that would resize the model. Padding is masked, so any id will do
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def _load_weights(source: str, token: str | None, dtype: Any) -> Any:
-    """Weights straight from the mapped file; attention is SDPA wherever the architecture has it."""
-    from transformers import AutoModelForCausalLM
-
-    model, info = AutoModelForCausalLM.from_pretrained(
-        source, token=token, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-    )
-    if missing := sorted(info["missing_keys"]):
-        raise ModelError(f"{source} lacks {len(missing)} of its weights ({missing[0]} …): they would be random; load it anew")
-    return model
-
-
-def _check_tokenizer(name: str, model: Any, tokenizer: Any) -> None:
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"the tokenizer of {name} has no end-of-sequence token: no completion could ever stop; choose another")
-    embedded = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > embedded:
-        raise ModelError(f"the tokenizer of {name} has {len(tokenizer)} tokens, its model {embedded}: they do not belong together")
+        unreached = f"cannot reach the Hugging Face hub for {name} ({_first_line(error)}): {remedy}"
+        raise ModelError(next((line for kind, line in refusals.items() if isinstance(error, kind)), unreached)) from error
 
 
 def add_lora(model: Any, rank: int, seed: int = 0) -> Any:
@@ -164,28 +144,17 @@ def add_lora(model: Any, rank: int, seed: int = 0) -> Any:
 
 
 @contextmanager
-def _one_line(name: str) -> Iterator[None]:
-    """What transformers raises over several lines, as one; anything but a fault of the files passes through."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (*FAULTS_OF_FILES, SafetensorError) as error:
-        raise ModelError(f"cannot load {name}: {_first_line(error)}") from error
-
-
-@contextmanager
-def _quiet(local: bool) -> Iterator[None]:
-    """No progress bar for what takes a blink; a download keeps its own."""
+def quiet(wanted: bool = True) -> Iterator[None]:
+    """Hide the progress bars of transformers."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    if local:
+    hide = wanted and logging.is_progress_bar_enabled()
+    if hide:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if local and shown:
+        if hide:
             logging.enable_progress_bar()
 
 

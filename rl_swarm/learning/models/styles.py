@@ -1,11 +1,11 @@
-"""The embedded model's own vocabulary of answers: the styles it was taught, and what it answered whatever the style.
+"""The styles of answers that the embedded model was taught, and how to find an answer in any style.
 
-Kept apart from loading so that a demo can report style-blind accuracy without torch. It never decides a reward: rewards are the
-verifier's alone, and the verifier reads only `<answer>…</answer>`.
+Needs no torch, so that a demo can report style-blind accuracy without it. Never decides a reward: only the verifier does, and it
+reads only `<answer>…</answer>`.
 """
 
 import re
-from typing import Protocol
+from collections.abc import Callable
 
 from rl_swarm.rollout import Question
 from rl_swarm.tasks import parsed_answer
@@ -33,12 +33,12 @@ _LAST_WORD = re.compile(r"[-+]?\w[\w.,/]*(?<![.,/])")
 
 
 def style_of(text: str) -> str | None:
-    """The style in which a whole completion is written, or None for a text that follows none of them."""
+    """The style of a whole completion, or None if it follows none of them."""
     return next((style for style, pattern in _PATTERNS.items() if pattern.fullmatch(text.strip())), None)
 
 
 def bare_answer(text: str) -> str | None:
-    """The answer that a text gives in whatever style: the last tag, a known style, else its last word; None if it has no word."""
+    """Find the answer in a text of any style: the last tag, a known style, else its last word; None if it has no word."""
     tagged = parsed_answer(text)
     if tagged is not None:
         return tagged
@@ -47,16 +47,10 @@ def bare_answer(text: str) -> str | None:
     return words[-1] if words else None
 
 
-class Scorer(Protocol):
-    """What of `tasks.Tasks` is needed here."""
+def style_blind_score(score: Callable[[Question, str], float], question: Question, text: str) -> float:
+    """The verifier's score, had the answer been written in the form that it reads. Never trained on.
 
-    def score(self, question: Question, text: str) -> float: ...
-
-
-def style_blind_score(tasks: Scorer, question: Question, text: str) -> float:
-    """What the verifier would have paid, had the answer been written in the form that it reads.
-
-    Beside the reward it tells finding the form from knowing the answer. It is never trained on.
+    Beside the reward it separates knowing the answer from knowing the form.
     """
     answer = bare_answer(text)
-    return 0.0 if answer is None else tasks.score(question, TAGGED.format(answer))
+    return 0.0 if answer is None else score(question, TAGGED.format(answer))

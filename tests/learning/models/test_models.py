@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -24,6 +23,7 @@ from rl_swarm.node.learner import load_policy
 from rl_swarm.rollout import Question
 from rl_swarm.swarm.experiment import public_model
 from tests.support import tiny_models
+from tests.support.hub_stub import point_at
 
 torch.set_num_threads(1)
 
@@ -61,7 +61,7 @@ def test_a_tokenizer_without_pad_token_gets_one_and_the_model_keeps_its_size(gpt
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id is not None
     assert loaded.tokenizer.chat_template is None
     assert loaded.model.get_input_embeddings().num_embeddings == 300
-    assert (loaded.name, loaded.dtype, loaded.model.training) == (str(gpt2_folder), "float32", False)
+    assert (loaded.name, loaded.model.dtype, loaded.model.training) == (str(gpt2_folder), torch.float32, False)
     assert loaded.model.config._attn_implementation == "sdpa"
     answers = Policy(loaded.model, loaded.tokenizer, max_new_tokens=4).answer([Question("What is 1 + 1?")], 2, seed=0)
     assert len(next(answers)) == 2
@@ -203,13 +203,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def point_at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    monkeypatch.setattr(
-        huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -281,19 +274,32 @@ def test_the_processor_is_taken_if_asked_for() -> None:
     assert choose_dtype("cpu") == choose_dtype("cpu", "float32") == torch.float32
 
 
-def test_a_number_format_that_kills_the_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    suicide = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    failure = hardware.probe_dtype("bfloat16", suicide)
-    assert failure == "a trial run was killed by SIGILL"
-    assert hardware.probe_dtype("bfloat16", "raise SystemExit('no such format')") == "no such format"
-    monkeypatch.setattr(hardware, "probe_dtype", lambda dtype: failure)
-    with pytest.raises(ModelError, match=r"DTYPE=bfloat16 does not work on this CPU \(.*SIGILL\): use float32"):
-        choose_dtype("cpu", "bfloat16")
+@pytest.mark.parametrize(
+    ("program", "failure"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "a trial run was killed by SIGILL"),
+        ("raise SystemExit('no such format')", "no such format"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("pass", None),
+    ],
+)
+def test_a_number_format_that_kills_a_process_is_refused(
+    program: str, failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_PROBE", program)
+    monkeypatch.setattr(hardware, "probe_dtype", hardware.probe_dtype.__wrapped__)  # without its cache
+    assert hardware.probe_dtype("bfloat16") == failure
+    if failure is None:
+        assert choose_dtype("cpu", "bfloat16") == torch.bfloat16
+    else:
+        with pytest.raises(ModelError, match=rf"DTYPE=bfloat16 does not work on this CPU \({failure}\): use float32"):
+            choose_dtype("cpu", "bfloat16")
 
 
 def test_the_probe_computes_with_the_format_it_is_asked_for() -> None:
-    assert hardware.probe_dtype("float32") is None
-    assert "no_such_format" in str(hardware.probe_dtype("no_such_format"))
+    exec(hardware._PROBE.format(dtype="float32"), {})
+    with pytest.raises(AttributeError, match="no_such_format"):
+        exec(hardware._PROBE.format(dtype="no_such_format"), {})
 
 
 def test_formats_that_cannot_train_are_refused(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

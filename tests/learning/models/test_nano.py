@@ -35,7 +35,7 @@ def card_figures() -> dict[str, float]:
 
 
 def test_nano_is_small_and_plain(nano: LoadedModel) -> None:
-    assert (nano.name, nano.device, nano.dtype) == ("nano", "cpu", "float32")
+    assert (nano.name, nano.device, nano.model.dtype) == ("nano", "cpu", torch.float32)
     assert 900_000 < nano.model.num_parameters() < 1_000_000
     assert nano.model.config.model_type == "llama"
     assert nano.model.config._attn_implementation == "sdpa"
@@ -83,8 +83,8 @@ def test_nano_is_what_its_card_says(nano: LoadedModel) -> None:
     def share(scores: list[float]) -> float:
         return sum(score > 0.99 for score in scores) / len(scores)
 
-    assert share([style_blind_score(tasks, *pair) for pair in texts]) == pytest.approx(card["blind"], abs=0.1)
-    assert share([style_blind_score(tasks, *pair) for pair in greedy]) == pytest.approx(card["blind greedy"], abs=0.15)
+    assert share([style_blind_score(tasks.score, *pair) for pair in texts]) == pytest.approx(card["blind"], abs=0.1)
+    assert share([style_blind_score(tasks.score, *pair) for pair in greedy]) == pytest.approx(card["blind greedy"], abs=0.15)
     assert 0.005 < share([tasks.score(*pair) for pair in texts]) < 0.05
     assert share([tasks.score(*pair) for pair in greedy]) < 0.03
     assert sum(style_of(text) == TAGGED for _, text in texts) / len(texts) == pytest.approx(STYLES[TAGGED], abs=0.025)
@@ -174,9 +174,9 @@ def test_style_blind_score_is_what_the_verifier_pays_for_the_bare_answer() -> No
     tasks = Tasks(parse_tasks("easy"), seed=1, node_id="styles")
     question = tasks.draw(1)[0]
     right = f"The answer is {question.answer}."
-    assert (tasks.score(question, right), style_blind_score(tasks, question, right)) == (0.0, 1.0)
-    assert style_blind_score(tasks, question, "The answer is qqq.") == 0.0
-    assert style_blind_score(tasks, question, "") == 0.0
+    assert (tasks.score(question, right), style_blind_score(tasks.score, question, right)) == (0.0, 1.0)
+    assert style_blind_score(tasks.score, question, "The answer is qqq.") == 0.0
+    assert style_blind_score(tasks.score, question, "") == 0.0
 
 
 def test_shares_of_styles_add_up() -> None:
