@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -365,7 +366,7 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
     _load(flags)
     answers = answer(os.environ, flags, question)
     if as_json:
-        click.echo(json.dumps(answers.as_dict(), indent=1))
+        click.echo(json.dumps(asdict(answers), indent=1))
     else:
         show(answers, Console())
 

@@ -1,7 +1,7 @@
-"""Judge a file of `torch.save` before torch opens it: where its members lie, and what its pickle would do.
+"""Judge a file of `torch.save` before torch opens it: the places of its members, and the calls in its pickle.
 
 Refuses everything that `torch.save` does not write: packed or overlapping members, names that mean something else to torch, calls
-other than those that make a tensor. Unpacks and executes nothing; knows no checkpoint.
+other than those that make a tensor. Unpacks and executes nothing. Knows nothing about checkpoints.
 """
 
 import io
@@ -9,8 +9,7 @@ import pickletools
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from rl_swarm.errors import CheckpointError
 
@@ -46,34 +45,29 @@ _STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class _Directory:
-    start: int
-    end: int
-    count: int
-
-
-@dataclass(frozen=True)
-class _Member:
-    name: str
+class _Member(NamedTuple):
     header: int
     size: int
+    name: str
 
 
 def check_archive(file: BinaryIO, comment_bytes: int) -> None:
     """Raise CheckpointError unless the file is an archive as `torch.save` writes it, with a comment of this length at its end."""
     try:
-        directory = _directory(file, comment_bytes)
-        places = _places(file, list(_members(file, directory)), directory.start)
-        start, end = places[_PICKLE]
-        file.seek(start)
-        _check_pickle(file.read(end - start))
+        start, directory, count = _directory(file, comment_bytes)
+        members = sorted(_members(directory))
+        if len(members) != count:
+            raise CheckpointError(f"the directory of its archive has {len(members)} members and says {count}")
+        places = _places(file, members, start)
+        begin, end = places[_PICKLE]
+        file.seek(begin)
+        _check_pickle(file.read(end - begin))
     except (struct.error, ValueError, KeyError) as error:
         raise CheckpointError(f"it is no archive as torch.save writes it ({type(error).__name__})") from error
 
 
-def _directory(file: BinaryIO, comment_bytes: int) -> _Directory:
-    """The directory of an archive; it lies right before the three records at the end."""
+def _directory(file: BinaryIO, comment_bytes: int) -> tuple[int, bytes, int]:
+    """Start, content and count of the directory, which lies right before the three records at the end of an archive."""
     end = file.seek(0, io.SEEK_END) - comment_bytes - _ENDING_BYTES
     if end < 0:
         raise CheckpointError("it is too short for an archive")
@@ -85,29 +79,27 @@ def _directory(file: BinaryIO, comment_bytes: int) -> _Directory:
         raise CheckpointError("its archive does not end as torch.save ends one")
     if here != count or start + directory_bytes != end or directory_bytes > MOST_STRUCTURE_BYTES:
         raise CheckpointError("the directory of its archive is too large, or not where it should be")
-    return _Directory(start, end, count)
+    file.seek(start)
+    return start, file.read(directory_bytes), count
 
 
-def _members(file: BinaryIO, directory: _Directory) -> Iterator[_Member]:
-    file.seek(directory.start)
-    data, at, found = file.read(directory.end - directory.start), 0, 0
-    while at < len(data):
-        mark, _, _, _, method, _, _, _, packed, size, names, extras, comments, _, _, _, header = _ENTRY.unpack_from(data, at)
+def _members(directory: bytes) -> Iterator[_Member]:
+    at = 0
+    while at < len(directory):
+        mark, _, _, _, method, _, _, _, packed, size, names, extras, comments, _, _, _, header = _ENTRY.unpack_from(directory, at)
         name_end = at + _ENTRY.size + names
         if mark != b"PK\1\2" or method != 0:
             raise CheckpointError("a member of its archive is packed: torch.save stores members as they are")
         if _LARGE in (size, packed, header):
-            size, packed, header = _large(data[name_end : name_end + extras], (size, packed, header))
+            size, packed, header = _large(directory[name_end : name_end + extras], (size, packed, header))
         if packed != size:
             raise CheckpointError("a member of its archive would be longer unpacked than it is in the file")
-        yield _Member(data[at + _ENTRY.size : name_end].decode("ascii"), header, size)
-        at, found = name_end + extras + comments, found + 1
-    if found != directory.count:
-        raise CheckpointError(f"the directory of its archive has {found} members and says {directory.count}")
+        yield _Member(header, size, directory[at + _ENTRY.size : name_end].decode("ascii"))
+        at = name_end + extras + comments
 
 
 def _large(extra: bytes, numbers: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The numbers, with those beyond 32 bits taken from an extra field, where they stand in this order."""
+    """Take numbers beyond 32 bits from an extra field, which holds them in this order."""
     at = 0
     while at < len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -120,41 +112,33 @@ def _large(extra: bytes, numbers: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def _places(file: BinaryIO, members: list[_Member], room: int) -> dict[str, tuple[int, int]]:
-    """Where the content of each member begins and ends; none overlaps another or reaches beyond `room`."""
+    """Where the content of each member begins and ends. Members must not overlap, nor reach beyond `room`."""
     places: dict[str, tuple[int, int]] = {}
     last = 0
-    for member in sorted(members, key=lambda member: member.header):
-        if member.name in places or member.header < last:
+    for header, size, name in members:
+        if name in places or header < last:
             raise CheckpointError("two members of its archive have one name, or overlap")
-        file.seek(member.header)
+        file.seek(header)
         mark, *_, name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
-        if mark != b"PK\3\4" or file.read(name_bytes) != member.name.encode():
-            raise CheckpointError(f"its archive says two things about the member {member.name[:80]!r}")
-        start = member.header + _LOCAL.size + name_bytes + extra_bytes
-        last = start + member.size
+        if mark != b"PK\3\4" or file.read(name_bytes) != name.encode():
+            raise CheckpointError(f"its archive says two things about the member {name[:80]!r}")
+        start = header + _LOCAL.size + name_bytes + extra_bytes
+        last = start + size
         if last > room:
             raise CheckpointError("a member of its archive is longer than the file")
-        _check_member(member, start)
-        places[member.name] = (start, last)
+        if _TENSOR.fullmatch(name):
+            if start % ALIGNMENT:
+                raise CheckpointError(f"the member {name} of its archive is not aligned")
+        elif name not in {_PICKLE, *_NOTES} or size > (MOST_STRUCTURE_BYTES if name == _PICKLE else MOST_NOTE_BYTES):
+            raise CheckpointError(f"its archive has a member {name[:80]!r} of {size} bytes: torch.save writes no such member")
+        places[name] = (start, last)
     return places
-
-
-def _check_member(member: _Member, start: int) -> None:
-    if _TENSOR.fullmatch(member.name):
-        if start % ALIGNMENT:
-            raise CheckpointError(f"the member {member.name} of its archive is not aligned")
-        return
-    limit = MOST_STRUCTURE_BYTES if member.name == _PICKLE else MOST_NOTE_BYTES
-    if member.name not in {_PICKLE, *_NOTES} or member.size > limit:
-        raise CheckpointError(
-            f"its archive has a member {member.name[:80]!r} of {member.size} bytes: torch.save writes no such one"
-        )
 
 
 def _check_pickle(data: bytes) -> None:
     """Raise CheckpointError for steps and calls that no file of tensors and plain values needs.
 
-    torch's own reader allows more, among it calls that fill the memory: `bytearray(10**12)`, or copies of copies of a dictionary.
+    torch's own reader allows more, including calls that fill the memory: `bytearray(10**12)`, or copies of copies of a dictionary.
     """
     empties: set[Any] = set()  # where the pickle remembers `_EMPTY`
     due = ""  # the step that must follow

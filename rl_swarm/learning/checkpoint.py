@@ -1,12 +1,11 @@
-"""Save and resume everything that a node is: one file a checkpoint, on the local disk first.
+"""Save and resume the whole state of a node: one file per checkpoint, on the local disk first.
 
 The file is what `torch.save` writes, so `torch.load(path, weights_only=True)` reads it without us. It ends with the SHA-256 of
-all that comes before, in the comment that a zip archive may have: half a file, or a flipped byte, is never taken for a checkpoint,
-wherever it was stored. Nothing is unpacked, and nothing unpickled but tensors and plain values. Their meaning, and how a store
-keeps them, is known elsewhere.
+everything before it, stored as the comment of the zip archive. So half a file or a flipped byte is never taken for a checkpoint,
+wherever it was stored. Nothing is unpacked, and only tensors and plain values are unpickled. Knows neither the meaning of the
+values nor how a store keeps files.
 """
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -24,6 +23,7 @@ from rl_swarm.errors import CheckpointError, OtherModel, StoreError
 from rl_swarm.learning.archive import check_archive
 
 SCHEMA = 1
+KEPT = 2  # checkpoints of a node, on its disk and in the store
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 20  # the node's own state is below 1 MB, the names and places of ten thousand tensors below 30
 
@@ -31,11 +31,9 @@ _NAME = re.compile(r"round_(\d{6,15})\.pt", re.ASCII)
 _LABEL = b"sha256:"
 _COMMENT_BYTES = len(_LABEL) + 64
 _LENGTH = _COMMENT_BYTES.to_bytes(2, "little")  # the last two bytes of a zip archive without a comment are its length, zero
-_TAIL_BYTES = len(_LENGTH) + _COMMENT_BYTES
 
 State = dict[str, Any]
 Apply = Callable[[int, State, State], None]
-CheckOrigin = Callable[[int, Path], None]
 
 
 def most_bytes(trained_bytes: int) -> int:
@@ -43,23 +41,16 @@ def most_bytes(trained_bytes: int) -> int:
     return 3 * trained_bytes + MARGIN_BYTES
 
 
-def round_of(path: Path) -> int | None:
-    """The round that a file's name says, or None for a file that is no checkpoint."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+def saved_in(folder: Path) -> list[tuple[int, Path]]:
+    """List the checkpoints in a folder by round, newest first."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("round_*.pt"))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-@dataclass(frozen=True)
-class Saved:
-    round: int
-    node: State
-    trainer: State
+def read(path: Path, number: int, limit: int | None = None) -> tuple[State, State]:
+    """Read the states of node and trainer at a round. Raise CheckpointError for a file that is no checkpoint or exceeds `limit`.
 
-
-def read(path: Path, number: int, limit: int | None = None) -> Saved:
-    """The checkpoint of a round; raise CheckpointError for a file that is none, or has more than `limit` bytes.
-
-    The tensors lie in the file, which must stay as it is until they are copied; it may be unlinked. They are not judged yet.
+    The values are not judged yet. The tensors lie in the file, which must not change until they are copied; it may be unlinked.
     """
     if limit is not None and (size := path.stat().st_size) > limit:
         raise CheckpointError(f"{size} bytes, and a checkpoint of this model has at most {limit}")
@@ -67,75 +58,76 @@ def read(path: Path, number: int, limit: int | None = None) -> Saved:
     return _open(path, number)
 
 
-def _open(path: Path, number: int) -> Saved:
+def _open(path: Path, number: int) -> tuple[State, State]:
     with path.open("rb") as file:
         check_archive(file, _COMMENT_BYTES)
-    document = _load(path)
-    found = document["round"]
-    if type(found) is not int or found != number:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Mapped, so that tensors are slices of the file: in memory, torch believes a tensor's size and not its member's.
+            document = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch documents no exceptions; any of them means that it cannot load this file
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"torch cannot load it: {type(error).__name__} {reason}") from error
+    if not isinstance(document, dict) or not document.keys() >= {"schema", "round", "node", "trainer"}:
+        raise CheckpointError("it is not a checkpoint of this version")
+    if type(document["schema"]) is not int or document["schema"] != SCHEMA:
+        raise CheckpointError("it is not a checkpoint of this version")
+    if type(document["round"]) is not int or document["round"] != number:
         raise CheckpointError(f"its name says round {number}, its content does not")
-    return Saved(number, document["node"], document["trainer"])
-
-
-def no_check(number: int, path: Path) -> None:
-    """Take any file for one of this node's own."""
+    return document["node"], document["trainer"]
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Checkpoints of this node that lie in a store.
+    """Checkpoints of this node in a store.
 
-    `rounds` are theirs, newest first. `fetch(round, path)` brings one to the disk or raises StoreError, and
-    `check_origin(round, path)` raises CheckpointError for a file that this node has not written. What was fetched stays in
-    `folder`, until a newer checkpoint is saved; what was refused does not.
+    `rounds` lists them, newest first. `fetch(round, path)` brings one to the disk, unless it is there already. It raises StoreError
+    if the store has no such file, CheckpointError for a file that this node has not written. Fetched files stay in `folder` until
+    a newer checkpoint is saved; refused ones are deleted.
     """
 
     place: str
     folder: Path
     rounds: Iterable[int]
     fetch: Callable[[int, Path], None]
-    check_origin: CheckOrigin = no_check
 
 
 @dataclass(frozen=True)
 class _Candidate:
+    """A checkpoint on this disk, or one of a `place` elsewhere."""
+
     round: int
     path: Path
-    own: bool = True
-    fetched: bool = False
+    place: str = ""
 
     @property
-    def order(self) -> tuple[int, bool, bool]:
-        """Newest first; of one round first what is on this disk."""
-        return (-self.round, not self.own, not self.fetched)
+    def shown(self) -> str:
+        return f"{self.path.name} of {self.place}" if self.place else self.path.name
 
 
 class Checkpoints:
     """The checkpoints of one node.
 
-    `upload(round, path)` is given each file once it is verified, and must not fail for want of a store; the file stays until
-    `keep` newer ones exist. No file with more than `limit` bytes is read. `say` is told which checkpoints could not be used, and
-    why, and when one from elsewhere is used.
+    `upload(round, path)` is given each verified file and must not fail if the store is away. The file stays until two newer ones
+    exist. No file with more than `limit` bytes is read. `say` is told which checkpoints were not used and why, and when one from
+    elsewhere is used.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        keep: int = 2,
         limit: int | None = None,
         upload: Callable[[int, Path], None] | None = None,
         elsewhere: Elsewhere | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         self.resumed: int | None = None
-        self._folder, self._keep, self._limit = Path(folder), keep, limit
-        self._upload, self._elsewhere, self._say = upload, elsewhere, say
+        self._folder, self._limit, self._upload, self._elsewhere, self._say = Path(folder), limit, upload, elsewhere, say
 
     def save(self, round: int, node_state: State, trainer_state: State) -> Path:
-        """Write one checkpoint and prove that it can be read back before it takes its name; raise CheckpointError otherwise."""
+        """Write a checkpoint, and name it only after it was read back. Raise CheckpointError if that fails."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / self.name(round)
         unproven = path.with_suffix(".partial")
@@ -147,43 +139,52 @@ class Checkpoints:
                 os.fsync(file.fileno())
             if checksum(unproven) != written:
                 raise CheckpointError(f"{unproven} does not read back as it was written: the disk is failing")
-            _open(unproven, round)  # a value whose type would be refused on restoring is refused now
+            _open(unproven, round)  # refuses a value whose type could not be restored
         except (OSError, RuntimeError, CheckpointError) as error:
             unproven.unlink(missing_ok=True)
-            # torch reports a full disk as an accident of its own, with the real reason behind it.
+            # torch wraps the error of a full disk in one of its own.
             reason = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(f"no checkpoint of round {round} could be written to {self._folder}: {reason}") from error
         os.replace(unproven, path)
-        _sync_folder(self._folder)
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # so that the new name survives a power failure
+        finally:
+            os.close(handle)
         self._prune()
         if self._upload:
             self._upload(round, path)
         return path
 
     def restore(self, apply: Apply) -> int | None:
-        """Give the newest usable checkpoint to `apply`, and return its round, or None where there is none at all.
+        """Give the newest usable checkpoint to `apply` and return its round; None if there is none.
 
         `apply(round, node_state, trainer_state)` raises CheckpointError, with nothing changed, for one that it cannot use. Then the
-        one before it is tried: a local file is set aside under another name, a fetched one is deleted. Raises OtherModel if there
-        are checkpoints and none is of this model: to start anew would be to lose them.
+        one before it is tried: a local file is renamed, a fetched one deleted. Raise OtherModel if there are checkpoints and
+        none is of this model, since a fresh start would push them out.
         """
         of_other_model: OtherModel | None = None
         for each in self._candidates():
             try:
-                self._use(each, apply)
-            except OtherModel as error:
-                if each.own:
-                    raise OtherModel(f"{each.path}: {error}") from error
-                of_other_model = of_other_model or OtherModel(f"{each.path.name} of {self._place}: {error}")
-                self._refuse(each, str(error))
+                if each.place and self._elsewhere:
+                    self._elsewhere.fetch(each.round, each.path)
+                apply(each.round, *read(each.path, each.round, self._limit))
             except OSError as error:
-                self._say(f"a checkpoint was not used: {each.path.name}: cannot be read ({error.strerror})")
+                self._say(f"a checkpoint was not used: {each.shown}: cannot be read ({error.strerror})")
             except (CheckpointError, StoreError) as error:
-                self._refuse(each, str(error))
+                if isinstance(error, OtherModel):
+                    if not each.place:
+                        raise OtherModel(f"{each.path}: {error}") from error
+                    of_other_model = of_other_model or OtherModel(f"{each.shown}: {error}")
+                if each.place:
+                    each.path.unlink(missing_ok=True)
+                else:
+                    each.path.replace(each.path.with_suffix(".unusable"))
+                self._say(f"a checkpoint was not used: {each.shown}: {error}")
             else:
                 self.resumed = each.round
-                if not each.own:
-                    self._announce(each)
+                if each.place:
+                    self._move_aside(each)
                 return each.round
         if of_other_model:
             raise of_other_model
@@ -193,81 +194,48 @@ class Checkpoints:
     def name(round: int) -> str:
         return f"round_{round:06d}.pt"
 
-    @property
-    def _place(self) -> str:
-        return self._elsewhere.place if self._elsewhere else ""
-
     def _candidates(self) -> list[_Candidate]:
-        found = [_Candidate(number, path) for number, path in _saved(self._folder)]
+        """List checkpoints, newest first; of one round, this disk's own first."""
+        found = [_Candidate(number, path) for number, path in saved_in(self._folder)]
         if self._elsewhere:
-            folder = self._elsewhere.folder
+            place, folder = self._elsewhere.place, self._elsewhere.folder
             folder.mkdir(parents=True, exist_ok=True)
-            kept = dict(_saved(folder))
-            found += [_Candidate(number, path, own=False, fetched=True) for number, path in kept.items()]
-            missing = [number for number in self._elsewhere.rounds if number not in kept]
-            found += [_Candidate(number, folder / self.name(number), own=False) for number in missing]
-        return sorted(found, key=lambda each: each.order)
+            rounds = {number for number, _ in saved_in(folder)} | set(self._elsewhere.rounds)
+            found += [_Candidate(number, folder / self.name(number), place) for number in rounds]
+        return sorted(found, key=lambda each: (-each.round, bool(each.place)))
 
-    def _use(self, each: _Candidate, apply: Apply) -> None:
-        if not each.own:
-            assert self._elsewhere is not None
-            if not each.fetched:
-                self._elsewhere.fetch(each.round, each.path)
-            self._elsewhere.check_origin(each.round, each.path)
-        saved = read(each.path, each.round, self._limit)
-        apply(saved.round, saved.node, saved.trainer)
-
-    def _refuse(self, each: _Candidate, reason: str) -> None:
-        if each.own:
-            each.path.replace(each.path.with_suffix(".unusable"))
-            self._say(f"a checkpoint was not used: {each.path.name}: {reason}")
-        else:
-            each.path.unlink(missing_ok=True)
-            self._say(f"a checkpoint was not used: {each.path.name} of {self._place}: {reason}")
-
-    def _announce(self, each: _Candidate) -> None:
-        """Say that a checkpoint from elsewhere was taken; keep this disk's own where no newer one ever pushes them out."""
-        local = _saved(self._folder)
-        if not local:
-            self._say(f"going on from round {each.round} with the checkpoint of {self._place}: this disk has none")
+    def _move_aside(self, used: _Candidate) -> None:
+        """Say that a checkpoint from elsewhere was used; move this disk's own to a new folder, where they are never pruned."""
+        going_on = f"going on from round {used.round} with the checkpoint of {used.place}"
+        own = saved_in(self._folder)
+        if not own:
+            self._say(f"{going_on}: this disk has none")
             return
-        aside = self._make_aside(each.round)
-        for _, path in local:
+        name = f"{self._folder.name}-before-{used.round}"
+        names = itertools.chain([name], (f"{name}-{copy}" for copy in itertools.count(2)))
+        aside = next(path for path in map(self._folder.with_name, names) if not path.exists())
+        aside.mkdir()
+        for _, path in own:
             path.replace(aside / path.name)
         self._say(
-            f"going on from round {each.round} with the checkpoint of {self._place}, since this disk's own ends at round "
-            f"{local[0][0]}: the disk's own were moved to {aside} and stay there. To go back to them, stop this node, delete its "
-            f"newer checkpoints in the store, and move these files back to {self._folder}"
+            f"{going_on}, since this disk's own ends at round {own[0][0]}: the disk's own were moved to {aside} and stay there. To "
+            "go back to them, stop this node, delete its newer checkpoints in the store, and move these files back to "
+            f"{self._folder}"
         )
 
-    def _make_aside(self, number: int) -> Path:
-        """A new folder for what a checkpoint of this round takes the place of."""
-        for copy in itertools.count(1):
-            aside = self._folder.with_name(f"{self._folder.name}-before-{number}" + (f"-{copy}" if copy > 1 else ""))
-            with contextlib.suppress(FileExistsError):
-                aside.mkdir()
-                return aside
-        raise AssertionError("unreachable")
-
     def _prune(self) -> None:
-        """Of what was set aside the newest stays, for whoever wants to know what happened to it."""
-        saved = _saved(self._folder)
-        outdated = [path for _, path in saved[self._keep :]]
+        """Delete outdated files. Of the unusable ones the newest stays, so that its damage can be examined."""
+        saved = saved_in(self._folder)
+        outdated = [path for _, path in saved[KEPT:]]
         if self._elsewhere:
-            outdated += [path for number, path in _saved(self._elsewhere.folder) if number <= saved[0][0]]
-        set_aside = sorted(self._folder.glob("*.unusable"))[:-1]
-        for path in [*outdated, *set_aside, *self._folder.glob("*.partial")]:
+            outdated += [path for number, path in saved_in(self._elsewhere.folder) if number <= saved[0][0]]
+        unusable = sorted(self._folder.glob("*.unusable"))[:-1]
+        for path in [*outdated, *unusable, *self._folder.glob("*.partial")]:
             path.unlink(missing_ok=True)
 
 
-def _saved(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a folder, newest first."""
-    found = ((round_of(path), path) for path in folder.glob("round_*.pt"))
-    return sorted(((number, path) for number, path in found if number is not None), reverse=True)
-
-
 class _Hashing:
-    """A file that is only written, and hashed on the way, but for its last two bytes: they are to be replaced."""
+    """Hash what is written to a file. Holds back the last two bytes, which are replaced in the end."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._held = file, b""
@@ -306,11 +274,9 @@ def _write(document: State, file: BinaryIO) -> str:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 that a whole checkpoint file ends with; raise CheckpointError if it is not that of what comes before."""
+    """The SHA-256 at the end of a checkpoint file. Raise CheckpointError unless it is that of everything before it."""
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
-        if size < _TAIL_BYTES:
-            raise CheckpointError(f"only {size} bytes")
         file.seek(0)
         digest, left = hashlib.sha256(), size - _COMMENT_BYTES
         while left > 0 and (block := file.read(min(BLOCK_BYTES, left))):
@@ -322,30 +288,3 @@ def checksum(path: Path) -> str:
     if comment != _LABEL + digest.hexdigest().encode():
         raise CheckpointError("the content does not match its checksum")
     return digest.hexdigest()
-
-
-def _load(path: Path) -> State:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # Mapped, so that tensors are slices of the file: read into memory, torch believes a tensor's size and not its member's.
-            document = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # it documents none, and whatever it is, torch cannot load this file
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"torch cannot load it: {type(error).__name__} {reason}") from error
-    if not isinstance(document, dict) or not document.keys() >= {"schema", "round", "node", "trainer"}:
-        raise CheckpointError("it is not a checkpoint of this version")
-    if type(document["schema"]) is not int or document["schema"] != SCHEMA:
-        raise CheckpointError("it is not a checkpoint of this version")
-    return document
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name survive a power failure; Windows cannot open folders and does not need to."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

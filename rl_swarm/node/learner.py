@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError, ModelError, StoreAway
-from rl_swarm.learning.checkpoint import Checkpoints, Elsewhere, checksum, most_bytes
+from rl_swarm.learning.checkpoint import KEPT, Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
 from rl_swarm.learning.policy import Policy
@@ -20,7 +20,6 @@ from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, roun
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
 
-KEPT = 2
 MOST_TRIED = 4  # checkpoints read from the store, so that bad ones cannot keep a node busy for long
 MOST_ASKED = 256  # rounds that a signing node searches for its own signatures
 
@@ -78,7 +77,7 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
     """
     node_id, limit, member = node.local.node_id, most_bytes(trained_bytes), node.member
     if member is None:
-        return Checkpoints(node.local.checkpoints, keep=KEPT, limit=limit, say=node.journal.say)
+        return Checkpoints(node.local.checkpoints, limit=limit, say=node.journal.say)
     layout, signatures = member.layout, member.signatures
     stored = _Stored(member, node.config.max_rounds, limit, node.journal.say)
     uploaded = list[int]()
@@ -97,10 +96,8 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
             names += [layout.endorsement(old, node_id) for old in outdated]
         member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
-    elsewhere = Elsewhere(f"the store {member.store.url}", node.local.fetched, stored.rounds, stored.fetch, stored.check_origin)
-    checkpoints = Checkpoints(
-        node.local.checkpoints, keep=KEPT, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say
-    )
+    elsewhere = Elsewhere(f"the store {member.store.url}", node.local.fetched, stored.rounds, stored.fetch)
+    checkpoints = Checkpoints(node.local.checkpoints, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say)
     return checkpoints
 
 
@@ -126,15 +123,15 @@ class _Stored:
     def fetch(self, number: int, path: Path) -> None:
         key = self._layout.checkpoint(number, self._node_id)
         if self._signatures:
-            self._store.get_file(key, path, limit=min(self._limit, self._endorsement(number).bytes))
-            return
-        self._store.get_file(key, path, limit=self._left if self._tried else self._limit)
-        self._left -= path.stat().st_size if self._tried else 0
-        self._tried = True
-
-    def check_origin(self, number: int, path: Path) -> None:
-        if self._signatures and self._endorsement(number).sha256 != checksum(path):
-            raise CheckpointError("it is not the checkpoint that this node has signed")
+            signed = self._endorsement(number)
+            if not path.exists():
+                self._store.get_file(key, path, limit=min(self._limit, signed.bytes))
+            if signed.sha256 != checksum(path):
+                raise CheckpointError("it is not the checkpoint that this node has signed")
+        elif not path.exists():
+            self._store.get_file(key, path, limit=self._left if self._tried else self._limit)
+            self._left -= path.stat().st_size if self._tried else 0
+            self._tried = True
 
     def _endorsed(self, rounds: Iterable[int], say: Callable[[str], None]) -> Iterator[int]:
         told = False

@@ -498,6 +498,7 @@ HOSTILE: dict[str, tuple[Callable[[dict], object], str]] = {
         "up_proj.weight has values that are not finite",
     ),
     "infinite": (lambda state: state["model"][WEIGHT].view(-1)[7].fill_(-math.inf), "not finite"),
+    "absurd": (lambda state: state["model"][WEIGHT].view(-1)[7].fill_(-3e38), "too large to compute with"),
     "zeros": (lambda state: state["model"][WEIGHT].zero_(), "all values of .* are zero"),
     "no optimizer": (lambda state: state.update(optimizer=None), "not by parameter"),
     "an empty optimizer": (lambda state: state.update(optimizer={}), "not by parameter"),

@@ -183,7 +183,7 @@ def test_forged_documents_leave_the_weights_of_nano_as_they_are(tmp_path: Path) 
         kept += (tmp_path / name).glob("home of w0/trial-*/w0/checkpoints")
     assert found[0] == found[1] and found[0]["w0"][-1][4] > 0, "the policy has changed, and in the same steps"
     assert "this node signs, and nothing signed says that the checkpoint is its own" in swarm.console("w0")
-    quiet, attacked = (checkpoint.read(folder / "round_000006.pt", 6).trainer["model"] for folder in kept)
+    quiet, attacked = (checkpoint.read(folder / "round_000006.pt", 6)[1]["model"] for folder in kept)
     assert quiet.keys() == attacked.keys() and all(torch.equal(quiet[name], attacked[name]) for name in quiet)
 
 

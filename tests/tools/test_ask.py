@@ -1,9 +1,13 @@
 """Asking: which checkpoint is found, that finding it disturbs nobody, and what is shown."""
 
+import atexit
 import io
 import json
 import os
 import shutil
+import tempfile
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from rl_swarm.errors import CheckpointError, ConfigError, ModelError, OtherModel
 from rl_swarm.learning.checkpoint import Checkpoints
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer
+from rl_swarm.learning.weights import check_weights
 from rl_swarm.node.learner import load_policy
 from rl_swarm.node.local import MODEL_FILE, claim, experiment_folder
 from rl_swarm.rollout import Question
@@ -26,21 +31,29 @@ from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.tasks import Tasks, parse_tasks
 from rl_swarm.text import visible
 from rl_swarm.tools import ask as asking
-from rl_swarm.tools.ask import Answers, Trained, apply_weights, load_trained, open_run, show
+from rl_swarm.tools.ask import Answers, Trained, load_trained, open_run, show
 from tests.support.tiny_models import chat_tokenizer, gpt2, llama, plain_tokenizer
 
 LAYOUT = Layout("trial")
 QUESTION = "What is 1 + 1?"
 
 
+@cache
+def model_folders() -> dict[str, Path]:
+    """Two tiny models on disk, made once for all tests."""
+    root = Path(tempfile.mkdtemp(prefix="rl-swarm-models-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    for name, build, tokenizer in (("llama", llama, chat_tokenizer()), ("gpt2", gpt2, plain_tokenizer())):
+        build(len(tokenizer)).save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return {name: root / name for name in ("llama", "gpt2")}
+
+
 class Trial:
     """An experiment on disk, as nodes that trained a tiny model have left it."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        self.models = {"llama": folder / "models" / "llama", "gpt2": folder / "models" / "gpt2"}
-        for name, build, tokenizer in (("llama", llama, chat_tokenizer()), ("gpt2", gpt2, plain_tokenizer())):
-            build(len(tokenizer)).save_pretrained(self.models[name])
-            tokenizer.save_pretrained(self.models[name])
+        self.models = model_folders()
         self.environment = {
             "GDRIVE_PATH": str(folder / "store"),
             "EXPERIMENT_NAME": "trial",
@@ -82,7 +95,7 @@ class Trial:
 
     def find(self, **flags: str) -> Trained:
         model = {"model": str(self.models["llama"])} if "node_id" in flags else {}  # what only the store has says no path
-        return load_trained(open_run(self.environment, model | flags))[2]
+        return load_trained(open_run(self.environment, model | flags))
 
 
 @pytest.fixture
@@ -216,14 +229,14 @@ def test_both_models_answer_as_they_do_in_training(trial: Trial) -> None:
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
     assert answers.base != answers.trained
     assert (answers.base_score, answers.trained_score) == (None, None), "nobody knows the answer to this question"
-    assert json.loads(json.dumps(answers.as_dict()))["question"] == QUESTION
+    assert json.loads(json.dumps(asdict(answers)))["question"] == QUESTION
 
 
 def test_an_adapter_is_recognised_by_its_checkpoint(trial: Trial) -> None:
     trained = trial.policy(3, lora_rank=3)
     trial.save("w1", 10, trained)
-    config, _, found = load_trained(open_run(trial.environment, {}))
-    assert config.lora_rank == 3 and holds(found, trained)
+    found = trial.find()
+    assert found.config.lora_rank == 3 and holds(found, trained)
     answers = asking.ask(trial.environment, {}, QUESTION)
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
     base = load_policy(load(trial.environment | {"MODEL_NAME": str(trial.models["llama"])}))
@@ -251,15 +264,14 @@ def test_a_stores_word_about_a_nodes_model_is_not_believed(trial: Trial, on_disk
     trial.store.put(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(event).encode())
     register(trial.store, LAYOUT, Registration("w1", "worker", 0.0, "stranger/giant", "w1", "", ""))
     named = {"node_id": "w1"} if on_disk else {"node_id": "w1", "model": str(trial.models["llama"])}
-    assert load_trained(open_run(trial.environment, named))[0].model == str(trial.models["llama"])
+    assert load_trained(open_run(trial.environment, named)).config.model == str(trial.models["llama"])
     if not on_disk:
         with pytest.raises(CheckpointError, match="trains a model from a folder, 'llama', which is not shared"):
             load_trained(open_run(trial.environment, {"node_id": "w1"}))
 
 
-def planted(trial: Trial, kind: str, path: Path) -> None:
-    """What somebody puts into the store as a newer checkpoint of w1."""
-    made = trial.policy(2)
+def planted(trial: Trial, made: Policy, kind: str, path: Path) -> None:
+    """Put something into the store as a newer checkpoint of w1."""
     state = Trainer(made, 1e-3).state()
     name = next(name for name in state["model"] if "up_proj" in name)
     if kind == "endless":
@@ -295,11 +307,11 @@ KINDS = ["endless", "pipe", "folder", "link", "giant", "wide adapter", "no train
 def test_what_is_planted_in_the_store_is_passed_over(trial: Trial, kind: str, tmp_path: Path) -> None:
     policy = trial.policy(1)
     trial.save("w1", 10, policy, in_store=True)
-    planted(trial, kind, trial.plant(90, "w1"))
-    for flags in ({}, {"node_id": "w1"}):
-        assert (found := trial.find(**flags)) and found.round == 10 and holds(found, policy)
+    weights = {name: tensor.clone() for name, tensor in policy.model.named_parameters()}
+    planted(trial, policy, kind, trial.plant(90, "w1"))
     shutil.rmtree(trial.home)
-    assert (found := trial.find(node_id="w1")) and found.round == 10 and holds(found, policy), "the store's, which is older"
+    found = trial.find(node_id="w1")
+    assert found.round == 10 and all(torch.equal(found.tensors[name], weights[name]) for name in weights), "the store's older one"
 
 
 def test_very_many_planted_checkpoints_are_not_all_tried(trial: Trial) -> None:
@@ -308,7 +320,7 @@ def test_very_many_planted_checkpoints_are_not_all_tried(trial: Trial) -> None:
         trial.plant(number, "w1").write_bytes(b"nothing")
     trial.plant(10**9, "w1").write_bytes(b"beyond the last round")
     run = open_run(trial.environment, {"node_id": "w1"})
-    assert load_trained(run)[2].round == 1, "this disk's own"
+    assert load_trained(run).round == 1, "this disk's own"
     assert run.store.counts["bytes_in"] < 10_000
     assert run.store.counts["get"] <= asking.MOST_TRIED + 2
 
@@ -319,7 +331,7 @@ def test_weights_of_another_model_change_nothing(trial: Trial) -> None:
     wrong = dict(list(before.items())[1:])
     for tensors in (wrong, before | {"more": torch.zeros(1)}, before | {"lm_head.weight": torch.zeros(1, 32)}):
         with pytest.raises(OtherModel, match="trainable tensors are not the"):
-            apply_weights(policy, Trained("w1", 3, tensors))
+            check_weights(tensors, before, policy.name, any_precision=True)
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.named_parameters())
 
 
@@ -330,10 +342,10 @@ def test_a_held_out_question_is_scored(trial: Trial) -> None:
     assert (answers.base_score, answers.trained_score) == (0.0, 0.0)
     config = load(trial.environment | {"TASKS": "easy", "NODE_ID": "w1"})
     right = f"<answer>{known.answer}</answer>"
-    assert asking._scores(config, known.prompt, right, "no idea") == [1.0, 0.0]
-    assert asking._scores(config, known.prompt + "?", right) == [None]
+    assert asking._scores(config, known.prompt, [right, "no idea"]) == [1.0, 0.0]
+    assert asking._scores(config, known.prompt + "?", [right]) == [None]
     missing = load(trial.environment | {"TASKS": "/no/such/task.py", "NODE_ID": "w1"})
-    assert asking._scores(missing, known.prompt, right) == [None], "asking works without the task"
+    assert asking._scores(missing, known.prompt, [right]) == [None], "asking works without the task"
 
 
 def test_questions_that_cannot_be_asked_are_refused(trial: Trial) -> None:
