@@ -1,9 +1,10 @@
 """Push a trained model to the Hugging Face hub while training goes on.
 
-The upload runs in a process of its own, since a client that waits for a hanging hub can be ended in no other way. Whatever goes
-wrong with it is reported in one line and counted; nothing of it is raised into training.
+Each upload runs in a process of its own, because only a process can be ended while its client waits for a hub that hangs. A
+failure is reported in one line and is never raised into training.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,9 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,175 +29,151 @@ if TYPE_CHECKING:
     from rl_swarm.node.assembly import Node
 
 UPLOAD_SECONDS = 3600.0
+POLL_SECONDS = 0.1
 LONGEST_NAME = 96  # of a repository on the hub
 LONGEST_REASON = 500
 
 
 class HubPusher:
-    """Pushes the model as it is now; one upload at a time, and of those that wait only the newest.
+    """Push a node's model as it is now. One upload runs at a time; of those that wait, only the newest stays.
 
-    `write(folder, round)` writes the export before a call returns; the upload goes on in the background. `report` is given a line
-    for each push, done or failed, always in the thread that calls; `counters` has `pushed`, `failed` and `replaced`.
+    A push writes the export at once and uploads it in the background. Every call looks at the upload: it reports one that has
+    ended, and starts the one that waits.
     """
 
-    def __init__(
-        self,
-        write: Callable[[Path, int], None],
-        *,
-        name: str,
-        token: str,
-        folder: Path,
-        report: Callable[[str], None],
-        interval: int = 0,
-        limit_seconds: float = UPLOAD_SECONDS,
-    ) -> None:
-        self.counters: Counter[str] = Counter()
-        self._write, self._name, self._token, self._folder, self._report = write, name, token, folder, report
-        self._interval, self._limit_seconds = interval, limit_seconds
+    def __init__(self, node: "Node", policy: "Policy", token: str) -> None:
+        self._node, self._policy, self._token = node, policy, token
+        self._folder = node.local.path / "push"
         self._counted_from: int | None = None
         self._pushed: int | None = None
         self._repository: str | None = None  # asked for once: the hub limits how often
-        self._outcomes: deque[tuple[int, dict[str, str]]] = deque()
-        self._lock = threading.Lock()  # guards what follows
-        self._waiting: tuple[int, Path] | None = None
-        self._thread: threading.Thread | None = None
-        self._process: subprocess.Popen[str] | None = None
-        self._given_up = False
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left behind
+        self._waiting: int | None = None
+        self._upload: _Upload | None = None
+        shutil.rmtree(self._folder, ignore_errors=True)  # a killed process may have left exports behind
 
     def after_round(self, number: int) -> None:
-        """To be called after every round, with the number of the next: push when the interval has passed since the last push."""
-        self._tell()
+        """Push if HUB_PUSH_INTERVAL rounds have passed since the last push. Call it after every round, with the next number."""
+        self._look()
         if self._counted_from is None:
             self._counted_from = number - 1
-        if self._interval and number - self._counted_from >= self._interval:
+        if 0 < self._node.config.hub_push_interval <= number - self._counted_from:
             self(number)
 
     def __call__(self, round_number: int) -> None:
-        """Push now, unless the model of this very round is pushed or on its way."""
-        self._tell()
+        """Push now, unless the model of this round is already pushed or on its way."""
+        self._look()
         if round_number == self._pushed:
             return
         self._pushed = self._counted_from = round_number
-        folder = self._folder / f"round_{round_number:06d}"
         try:
-            self._write(folder, round_number)
+            self._write(round_number)
         except SwarmError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._outcomes.append((round_number, {"error": str(error)}))
-            self._tell()
+            self._end(round_number, {"error": str(error)})
             return
-        with self._lock:
-            replaced, self._waiting = self._waiting, (round_number, folder)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="push", daemon=True)
-                self._thread.start()
-        if replaced:
-            self.counters["replaced"] += 1
-            shutil.rmtree(replaced[1], ignore_errors=True)
+        if self._waiting is not None:
+            shutil.rmtree(self._export(self._waiting), ignore_errors=True)
+        self._waiting = round_number
+        self._look()
 
     def close(self, patience: Callable[[], float]) -> None:
-        """Wait for what is being pushed, so many seconds at most; what is not done then is given up.
-
-        `patience` is asked again every second: who stops the node meanwhile waits less long.
-        """
+        """Wait at most `patience()` seconds for uploads, then give up on them. A stop may shorten the patience meanwhile."""
         began = time.monotonic()
         try:
-            while (thread := self._thread) is not None and (left := began + patience() - time.monotonic()) > 0:
-                thread.join(min(1.0, left))
-                self._tell()
+            while self._upload and time.monotonic() - began < patience():
+                time.sleep(POLL_SECONDS)
+                self._look()
         finally:
-            self._give_up()
-            self._tell()
+            if self._upload:
+                self._upload.kill()
+                self._end(self._upload.round, {"error": "not done when the node ended"})
+            if self._waiting is not None:
+                self._end(self._waiting, {"error": "not begun when the node ended"})
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _give_up(self) -> None:
-        with self._lock:
-            self._given_up = True
-            dropped, self._waiting = self._waiting, None
-            thread = self._thread
-            if self._process is not None:
-                self._process.kill()
-        if thread is not None:
-            thread.join(PUSH_KILL_SECONDS)
-        if dropped:
-            self._outcomes.append((dropped[0], {"error": "not begun when the node ended"}))
+    def _export(self, number: int) -> Path:
+        return self._folder / f"round_{number:06d}"
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                job, self._waiting = self._waiting, None
-                if job is None:
-                    self._thread = None
-                    return
-            number, folder = job
-            self._outcomes.append((number, self._upload(number, folder)))
-            shutil.rmtree(folder, ignore_errors=True)
+    def _write(self, number: int) -> None:
+        node, name = self._node, self._policy.name
+        node.journal.flush()  # so that the card has the newest figures
+        version = node.experiment.tasks_version
+        figures = collect(node.config, node.record, node.local.node_id, number, model=name, tasks_version=version)
+        write(self._export(number), self._policy, figures)
 
-    def _upload(self, number: int, folder: Path) -> dict[str, str]:
+    def _look(self) -> None:
+        if self._upload and (outcome := self._upload.outcome()):
+            done, self._upload = self._upload.round, None
+            self._end(done, outcome)
+        if self._waiting is None or self._upload:
+            return
+        number, self._waiting = self._waiting, None
         request = {
-            "folder": str(folder),
-            "name": self._name,
+            "folder": str(self._export(number)),
+            "name": repository_name(self._node.config.experiment_name, self._node.local.node_id),
             "repository": self._repository,
-            "token": self._token,  # through a pipe: others can read the arguments of a process, and its environment is inherited
+            "token": self._token,
             "message": f"Round {number}",
-            "seconds": self._limit_seconds + PUSH_KILL_SECONDS,
+            "seconds": UPLOAD_SECONDS,
         }
         try:
-            with self._lock:
-                if self._given_up:
-                    return {"error": "not begun when the node ended"}
-                process = self._process = _start_upload()
+            self._upload = _Upload(number, request, self._folder / "console")
         except OSError as error:
-            return {"error": f"no process can be started for the upload: {error}"}
-        try:
-            out, errors = process.communicate(json.dumps(request), timeout=self._limit_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return {"error": f"not done within {self._limit_seconds:g} s: check the connection to the hub"}
-        if self._given_up and process.returncode < 0:
-            return {"error": "not done when the node ended"}
-        return _outcome(out, errors, process.returncode)
+            self._end(number, {"error": f"no process can be started for the upload: {error}"})
 
-    def _tell(self) -> None:
-        """Count and report what came of uploads; here, not in their thread, since a journal is written by one thread."""
-        while self._outcomes:
-            number, outcome = self._outcomes.popleft()
-            if "error" in outcome:
-                self._pushed = None if number == self._pushed else self._pushed
-                self.counters["failed"] += 1
-                reason = _one_line(outcome["error"], self._token)
-                self._report(f"the push of round {number} failed ({reason}); training is not affected")
-            else:
-                self._repository = outcome["repository"]
-                self.counters["pushed"] += 1
-                self._report(f"pushed the model of round {number} to {outcome['url']}")
+    def _end(self, number: int, outcome: dict[str, str]) -> None:
+        shutil.rmtree(self._export(number), ignore_errors=True)
+        if "error" in outcome:
+            self._pushed = None if number == self._pushed else self._pushed
+            line = f"the push of round {number} failed ({_one_line(outcome['error'], self._token)}); training is not affected"
+        else:
+            self._repository = outcome["repository"]
+            line = f"pushed the model of round {number} to {outcome['url']}"
+        self._node.journal.note("push", line)
+
+
+class _Upload:
+    """The process that uploads one export. It ends by itself at its time limit, even if the node was killed."""
+
+    def __init__(self, number: int, request: dict[str, Any], console: Path) -> None:
+        self.round, self._console = number, console
+        with console.open("wb") as output:
+            self.process = subprocess.Popen(
+                python("from rl_swarm.tools.push import main; main()"),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+                start_new_session=True,  # Ctrl-C asks the node to finish its work, and that includes the upload
+            )
+        assert self.process.stdin
+        # The token goes through a pipe: others can read the arguments of a process, and its environment is inherited.
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(json.dumps(request).encode())
+
+    def outcome(self) -> dict[str, str] | None:
+        """The last line that the process wrote, or how it died; None while it runs."""
+        if self.process.poll() is None:
+            return None
+        lines = self._console.read_text("utf-8", "replace").strip().splitlines()
+        last = lines[-1] if lines else "it said nothing"
+        with contextlib.suppress(ValueError):
+            if isinstance(outcome := json.loads(last), dict):
+                return outcome
+        return {"error": f"the upload ended with code {self.process.returncode}: {last}"}
+
+    def kill(self) -> None:
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(PUSH_KILL_SECONDS)
 
 
 def make_pusher(node: "Node", policy: "Policy") -> HubPusher | None:
-    """What pushes a node's model, or None without a HUGGINGFACE_ACCESS_TOKEN."""
-    config, node_id = node.config, node.local.node_id
-    if config.hub_token is None:
-        return None
-
-    def write_export(folder: Path, number: int) -> None:
-        node.journal.flush()  # so that the card has the newest figures
-        tasks_version = node.experiment.tasks_version
-        write(folder, policy, collect(config, node.record, node_id, number, model=policy.name, tasks_version=tasks_version))
-
-    return HubPusher(
-        write_export,
-        name=repository_name(config.experiment_name, node_id),
-        token=config.hub_token,
-        folder=node.local.path / "push",
-        report=partial(node.journal.note, "push"),
-        interval=config.hub_push_interval,
-    )
+    """The pusher of a node's model, or None without a HUGGINGFACE_ACCESS_TOKEN."""
+    return HubPusher(node, policy, node.config.hub_token) if node.config.hub_token else None
 
 
 def repository_name(experiment: str, node_id: str) -> str:
-    """`{experiment}-{node_id}`; where the hub refuses such a name, the nearest that it takes, with a hash to keep nodes apart."""
+    """`{experiment}-{node_id}`, or the nearest name that the hub takes, with a hash that keeps nodes apart."""
     wanted = f"{experiment}-{node_id}"
     allowed = re.sub(r"([-.])[-.]+", r"\1", wanted).strip("-.")
     if allowed == wanted and len(wanted) <= LONGEST_NAME and not wanted.endswith(".git"):
@@ -207,31 +182,23 @@ def repository_name(experiment: str, node_id: str) -> str:
     return f"{allowed[: LONGEST_NAME - 9].strip('-.') or 'run'}-{mark}"
 
 
-def _start_upload() -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        python("from rl_swarm.tools.push import main; main()"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONIOENCODING": "utf-8"},
-        start_new_session=True,  # Ctrl-C asks the node to finish what it does, and that includes this
-    )
+def main() -> None:
+    """Run one upload as a process of its own: read the request from stdin, write the outcome as the last line, both as JSON."""
+    request = json.load(sys.stdin)
+    late = {"error": f"not done within {request['seconds']:g} s: check the connection to the hub"}
+    timer = threading.Timer(request["seconds"], _exit_with, [late])
+    timer.daemon = True
+    timer.start()
+    _exit_with(upload(request))
 
 
-def _outcome(out: str, errors: str, code: int) -> dict[str, str]:
-    """What the uploading process says, or how it died."""
-    try:
-        outcome: dict[str, str] = json.loads(out.splitlines()[-1])
-    except (ValueError, IndexError):
-        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        return {"error": f"the upload ended with code {code}: {last}"}
-    return outcome
+def _exit_with(outcome: dict[str, str]) -> None:
+    print(f"\n{json.dumps(outcome)}", flush=True)
+    os._exit(0)  # at once: nothing is printed after the outcome, and no thread of a client that hangs is waited for
 
 
 def upload(request: dict[str, Any]) -> dict[str, str]:
-    """Upload a folder with the hub's own client; returns the repository and its address, or in one line why there is none."""
+    """Upload a folder with the hub's own client. Return the repository and its address, or an error of one line."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=request["token"], library_name="rl-swarm", library_version=__version__)
@@ -239,13 +206,13 @@ def upload(request: dict[str, Any]) -> dict[str, str]:
         repository = request["repository"] or f"{api.whoami()['name']}/{request['name']}"
         url = api.create_repo(repository, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=request["folder"], commit_message=request["message"])
-    except Exception as error:  # the client's errors have no common base class; whatever it was, it goes into the report
+    except Exception as error:  # the client's errors have no common base class; the report names each
         return {"error": hub_reason(error, request["token"])}
     return {"repository": repository, "url": str(url)}
 
 
 def hub_reason(error: BaseException, token: str) -> str:
-    """Why the hub or the way to it failed, and what to do about it, in one line without the token."""
+    """Say in one line, without the token, why the hub or the connection failed and what to do about it."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -262,14 +229,5 @@ def hub_reason(error: BaseException, token: str) -> str:
 
 
 def _one_line(text: str, token: str) -> str:
-    """Without the token, of which a cut must not leave a part either."""
+    """Remove the token before cutting, so that no part of it stays."""
     return " ".join(text.replace(token, "(token)").split())[:LONGEST_REASON]
-
-
-def main() -> None:
-    """One upload as a process of its own: the request comes in, and what came of it goes out, as JSON."""
-    request = json.load(sys.stdin)
-    orphaned = threading.Timer(request["seconds"], os._exit, [1])  # a node that was killed no longer ends us when the hub hangs
-    orphaned.daemon = True
-    orphaned.start()
-    print(json.dumps(upload(request)))

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import socket
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,22 +25,15 @@ from rl_swarm.config import load
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.learning.models.loading import add_lora
 from rl_swarm.learning.policy import Policy
+from rl_swarm.processes.children import python
 from rl_swarm.rollout import Question
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tools.export import (
-    EXAMPLE,
-    MARKER,
-    Figures,
-    card,
-    collect,
-    export_run,
-    merged,
-    write,
-)
-from rl_swarm.tools.push import HubPusher, hub_reason, make_pusher, repository_name
-from tests.support.hub_stub import TOKEN, HubStub, hub
+from rl_swarm.tools import push
+from rl_swarm.tools.export import EXAMPLE, MARKER, Figures, card, collect, export_run, merged, write
+from rl_swarm.tools.push import hub_reason, make_pusher, repository_name, upload
+from tests.support.hub_stub import TOKEN, HubStub, hub, point_at
 from tests.support.tiny_models import policy
 from tests.tools.test_ask import Trial
 
@@ -121,13 +116,13 @@ def test_an_adapter_is_merged_into_a_copy(architecture: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_the_program_in_the_card_asks_as_training_does(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = policy(architecture, seed=5, max_new_tokens=256)
+    trained = policy(architecture, seed=5, max_new_tokens=24)
     write(tmp_path, trained, FIGURES)
     program = re.search(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
-    assert program
+    assert program and "max_new_tokens=256" in program[1]
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(program[1], {})
+        exec(program[1].replace("256", "24"), {})
     assert printed.getvalue() == trained.greedy([Question(EXAMPLE)])[0] + "\n"
 
 
@@ -230,14 +225,14 @@ def test_only_a_name_that_the_hub_may_know_is_called_the_base_model(name: str, s
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty and no earlier export"):
+    with pytest.raises(ConfigError, match="is not empty and not an earlier export"):
         write(tmp_path, policy(), FIGURES)
     assert files(tmp_path) == {"thesis.txt"}
-    with pytest.raises(ConfigError, match="is not empty and no earlier export"):
+    with pytest.raises(ConfigError, match="is not empty and not an earlier export"):
         write(tmp_path / "thesis.txt", policy(), FIGURES)
     for content in ("[]", "{}", "3", '{"files": 3}', '{"files": [3]}', "{"):
         (tmp_path / MARKER).write_text(content)
-        with pytest.raises(ConfigError, match="is not empty and no earlier export"):
+        with pytest.raises(ConfigError, match="is not empty and not an earlier export"):
             write(tmp_path, policy(), FIGURES)
     with pytest.raises(ModelError, match=r"the model cannot be written to .*Not a directory"):
         write(tmp_path / "thesis.txt" / "export", policy(), FIGURES)
@@ -300,77 +295,37 @@ def test_the_newest_checkpoint_of_a_run_is_exported(rank: int, tmp_path: Path) -
     assert export_run(trial.environment, {"node_id": "w2"}, tmp_path / "export").node_id == "w2"
 
 
-# Pushing
+# Uploading, in this process
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
     with hub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        point_at(running.url, monkeypatch)
+        for name, value in {"HF_ENDPOINT": running.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
         yield running
 
 
-class Pushing:
-    """A pusher with its reports."""
-
-    def __init__(self, folder: Path, write: Callable[[Path, int], None] | None = None, **options: Any) -> None:
-        self.lines: list[str] = []
-        self.folder = folder / "push"
-        settings: dict[str, Any] = {"name": "trial-w1", "token": TOKEN, "folder": self.folder, "report": self.lines.append}
-        self.pusher = HubPusher(write or self.write, **(settings | options))
-
-    def write(self, folder: Path, number: int) -> None:
-        folder.mkdir(parents=True)
-        (folder / "README.md").write_text(card(FIGURES, ""))
-        (folder / "model.safetensors").write_bytes(b"weights of round %d\0" % number)
-
-    def wait(self, count: int = 1) -> None:
-        """Until so many lines are reported."""
-        while len(self.lines) < count:
-            time.sleep(0.05)
-            self.pusher.after_round(0)
-
-    def close(self, seconds: float = 60.0) -> None:
-        self.pusher.close(lambda: seconds)
-        assert not self.folder.exists(), "no copy of a model stays behind"
-        assert not [line for line in self.lines if TOKEN in line or "\n" in line]
+def uploaded(folder: Path, **request: Any) -> dict[str, str]:
+    (folder / "model").mkdir()
+    (folder / "model" / "README.md").write_text(card(FIGURES, ""))
+    (folder / "model" / "model.safetensors").write_bytes(b"weights\0")
+    asked = {"folder": str(folder / "model"), "name": "trial-w1", "repository": None, "token": TOKEN, "message": "Round 5"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the hub's client
+        return upload(asked | request)
 
 
-def test_a_push_is_read_back_from_the_hub_and_loads(stub: HubStub, tmp_path: Path) -> None:
-    trained = policy("llama", seed=3)
-    pushing = Pushing(tmp_path, lambda folder, number: write(folder, trained, FIGURES))
-    at_the_push = logits(trained.model)
-    pushing.pusher(60)
-    for parameter in trained.model.parameters():  # training goes on while the upload runs
-        parameter.data += 1.0
-    pushing.close()
-    assert pushing.lines == [f"pushed the model of round 60 to {stub.url}/tester/trial-w1"]
-    assert pushing.pusher.counters == {"pushed": 1} and stub.messages == ["Round 60"]
-    assert stub.uploaded_through_lfs == {"model.safetensors"}
-    folder = Path(snapshot_download("tester/trial-w1", endpoint=stub.url, token=TOKEN, cache_dir=tmp_path / "cache"))
-    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", MARKER} <= files(folder)
-    assert torch.equal(logits(loaded(folder)), at_the_push)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.encode("What is 1 + 1?") == trained.tokenizer.encode("What is 1 + 1?")
-
-
-def test_later_pushes_go_to_the_same_repository_when_their_interval_has_passed(stub: HubStub, tmp_path: Path) -> None:
-    pushing = Pushing(tmp_path, interval=10)
-    for number in range(38, 59):  # as after a restart at round 37
-        pushing.pusher.after_round(number)
-        if number in (47, 57):
-            pushing.wait(1 + (number > 50))
-    pushing.pusher(57)  # the end of training, with nothing learnt since
-    pushing.close()
-    assert stub.messages == ["Round 47", "Round 57"]
-    assert stub.repositories["tester/trial-w1"]["model.safetensors"] == b"weights of round 57\0"
-    assert [request for request in stub.requests if "whoami" in request] == ["GET /api/whoami-v2"], "the hub limits this one"
+def test_a_repository_that_is_known_is_not_asked_for_again(stub: HubStub, tmp_path: Path) -> None:
+    """The hub limits how often somebody may ask who he is."""
+    answer = {"repository": "tester/trial-w1", "url": f"{stub.url}/tester/trial-w1"}
+    assert uploaded(tmp_path, repository="tester/trial-w1") == answer
+    assert stub.messages == ["Round 5"] and not [request for request in stub.requests if "whoami" in request]
 
 
 @pytest.mark.parametrize(
-    ("misbehaviour", "options", "told"),
+    ("misbehaviour", "request_", "told"),
     [
         ({}, {"token": "hf_wrong"}, "HTTP 401: Invalid user token: check that HUGGINGFACE_ACCESS_TOKEN is valid and may write"),
         ({"whoami": 500}, {}, "HTTP 500: the stub was told to fail (Bearer (token)): the hub may have recovered by the next push"),
@@ -382,16 +337,20 @@ def test_later_pushes_go_to_the_same_repository_when_their_interval_has_passed(s
         ({"commit": 500}, {}, "HTTP 500: the stub was told to fail (Bearer (token)): the hub may have recovered by the next push"),
     ],
 )
-def test_what_the_hub_refuses_is_reported_and_counted(
-    misbehaviour: dict[str, int], options: dict[str, Any], told: str, stub: HubStub, tmp_path: Path
+def test_what_the_hub_refuses_is_one_line_with_the_remedy(
+    misbehaviour: dict[str, int], request_: dict[str, str], told: str, stub: HubStub, tmp_path: Path
 ) -> None:
     stub.fail = misbehaviour
-    pushing = Pushing(tmp_path, **options)
-    pushing.pusher(5)
-    pushing.close()
-    assert pushing.lines == [f"the push of round 5 failed ({told}); training is not affected"]
-    assert pushing.pusher.counters == {"failed": 1}
+    assert uploaded(tmp_path, **request_) == {"error": told}
     assert not stub.messages
+
+
+def test_no_hub_at_all_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        point_at(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
+        error = uploaded(tmp_path)["error"]
+    assert error.startswith("ConnectError: ") and error.endswith(": check the connection to the hub")
 
 
 def test_reasons_fit_in_a_line_without_any_part_of_the_token() -> None:
@@ -403,42 +362,124 @@ def test_reasons_fit_in_a_line_without_any_part_of_the_token() -> None:
     assert hub_reason(ConnectionError("refused"), TOKEN) == "ConnectionError: refused: check the connection to the hub"
 
 
-def test_no_hub_at_all_is_reported(stub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        pushing = Pushing(tmp_path)
-        pushing.pusher(5)
-        pushing.close()
-    assert "the push of round 5 failed (ConnectError: " in pushing.lines[0] and "check the connection" in pushing.lines[0]
+# Pushing: which model is uploaded when, in processes
+
+# Writes what it is asked for to a log, and answers when no file tells it to hang.
+STANDIN = """
+import json, sys, time
+from pathlib import Path
+request, here = json.load(sys.stdin), Path(sys.argv[1])
+with (here / "log").open("a") as log:
+    log.write(json.dumps(request) + "\\n")
+while (here / "hang").exists():
+    time.sleep(0.01)
+failed = (here / "fail").exists()
+print(json.dumps({"error": "it is told to"} if failed else {"repository": "tester/found", "url": "http://hub/tester/found"}))
+"""
+DONE = "pushed the model of round {} to http://hub/tester/found"
+FAILED = "the push of round {} failed ({}); training is not affected"
 
 
-def test_a_hub_that_hangs_is_given_up_in_time_and_the_next_push_goes_through(stub: HubStub, tmp_path: Path) -> None:
-    stub.hang = "/transfer/"
-    pushing = Pushing(tmp_path, limit_seconds=4.0)
+class Pushing:
+    """The pusher of a node, with its reports; uploads run `program`, or the stand-in without one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, program: str = "", trained: Policy | None = None) -> None:
+        self.lines: list[str] = []
+        self.folder, self.control = folder / "push", folder
+        settings = {"EXPERIMENT_NAME": "trial", "HUGGINGFACE_ACCESS_TOKEN": TOKEN, "HUB_PUSH_INTERVAL": "10"}
+        node: Any = SimpleNamespace(
+            config=load(settings),
+            local=SimpleNamespace(node_id="w1", path=folder),
+            record=journals([{"round": 0, "reward": 0.5}], []),
+            experiment=SimpleNamespace(tasks_version="reasoning-gym 0.1.25"),
+            journal=SimpleNamespace(note=lambda kind, line: self.lines.append(line), flush=lambda: None),
+        )
+        command = python(program) if program else [sys.executable, "-I", "-S", "-c", STANDIN, str(folder)]
+        monkeypatch.setattr(push, "python", lambda default: command)
+        if trained is None:
+            monkeypatch.setattr(push, "write", lambda folder, policy, figures: folder.mkdir(parents=True))
+        pusher = make_pusher(node, trained or policy())
+        assert pusher
+        self.pusher = pusher
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        log = self.control / "log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            time.sleep(0.01)
+            self.pusher._look()
+
+    def close(self, seconds: float = 60.0) -> None:
+        self.pusher.close(lambda: seconds)
+        assert not self.folder.exists(), "no copy of a model stays behind"
+        assert not [line for line in self.lines if TOKEN in line or "\n" in line]
+
+
+def test_a_push_is_read_back_from_the_hub_and_loads(stub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = policy("llama", seed=3)
+    pushing = Pushing(tmp_path, monkeypatch, "from rl_swarm.tools.push import main; main()", trained)
+    at_the_push = logits(trained.model)
+    pushing.pusher(60)
+    for parameter in trained.model.parameters():  # training goes on while the upload runs
+        parameter.data += 1.0
+    pushing.close()
+    assert pushing.lines == [f"pushed the model of round 60 to {stub.url}/tester/trial-w1"]
+    assert stub.messages == ["Round 60"] and stub.uploaded_through_lfs == {"model.safetensors"}
+    shown = stub.repositories["tester/trial-w1"]["README.md"].decode()
+    assert "| rounds | 1, all before round 60 of the swarm |" in shown and "| mean reward, last 1 rounds | 0.500 |" in shown
+    folder = Path(snapshot_download("tester/trial-w1", endpoint=stub.url, token=TOKEN, cache_dir=tmp_path / "cache"))
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", MARKER} <= files(folder)
+    assert torch.equal(logits(loaded(folder)), at_the_push)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("What is 1 + 1?") == trained.tokenizer.encode("What is 1 + 1?")
+
+
+def test_a_node_pushes_only_with_a_token() -> None:
+    node: Any = SimpleNamespace(config=load({"EXPERIMENT_NAME": "trial"}))
+    assert make_pusher(node, policy()) is None
+
+
+def test_later_pushes_go_to_the_same_repository_when_their_interval_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushing = Pushing(tmp_path, monkeypatch)
+    for number in range(38, 59):  # as after a restart at round 37
+        pushing.pusher.after_round(number)
+        if number in (47, 57):
+            pushing.wait(lambda number=number: DONE.format(number) in pushing.lines)
+    pushing.pusher(57)  # the end of training, with nothing learnt since
+    pushing.close()
+    assert [(each["message"], each["name"], each["repository"]) for each in pushing.asked] == [
+        ("Round 47", "trial-w1", None),
+        ("Round 57", "trial-w1", "tester/found"),
+    ]
+
+
+HANGING = "import time; from rl_swarm.tools import push; push.upload = lambda request: time.sleep(600); push.main()"
+
+
+def test_a_hub_that_hangs_is_given_up_in_time_and_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "UPLOAD_SECONDS", 0.3)
+    pushing = Pushing(tmp_path, monkeypatch, HANGING)
     began = time.monotonic()
     pushing.pusher(5)
-    assert time.monotonic() - began < 1.0, "training does not wait"
-    pushing.wait()
-    assert time.monotonic() - began < 10.0
-    assert any("/transfer/" in request for request in stub.requests)
-    reason = "not done within 4 s: check the connection to the hub"
-    assert pushing.lines == [f"the push of round 5 failed ({reason}); training is not affected"]
-    stub.hang, pushing.pusher._limit_seconds = "", 60.0
-    pushing.pusher(6)
+    assert time.monotonic() - began < 1.0
     pushing.close()
-    assert stub.messages == ["Round 6"]
+    assert pushing.lines == [FAILED.format(5, "not done within 0.3 s: check the connection to the hub")]
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes as Linux shows them")
-def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(stub: HubStub, tmp_path: Path) -> None:
-    stub.hang = "whoami"
-    pushing = Pushing(tmp_path)
+def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hang").touch()
+    pushing = Pushing(tmp_path, monkeypatch)
     pushing.pusher(5)
-    while not any("whoami" in request for request in stub.requests):
-        time.sleep(0.02)
-    process = pushing.pusher._process
-    assert process is not None
+    pushing.wait(lambda: pushing.asked)
+    assert pushing.asked[0]["token"] == TOKEN
+    assert pushing.pusher._upload
+    process = pushing.pusher._upload.process
     for name in ("cmdline", "environ"):
         assert TOKEN.encode() not in Path(f"/proc/{process.pid}/{name}").read_bytes()
     assert os.getpgid(process.pid) != os.getpgid(0), "a terminal sends Ctrl-C to the node's group"
@@ -446,101 +487,86 @@ def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(stub: H
     assert process.returncode is not None
 
 
-def test_the_end_of_a_node_waits_no_longer_than_it_was_told(stub: HubStub, tmp_path: Path) -> None:
-    stub.hang = "whoami"
-    pushing = Pushing(tmp_path)
+def test_the_end_of_a_node_waits_no_longer_than_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hang").touch()
+    pushing = Pushing(tmp_path, monkeypatch)
     pushing.pusher(5)
-    while not any("whoami" in request for request in stub.requests):
-        time.sleep(0.02)
     pushing.pusher(6)
     began = time.monotonic()
-    pushing.close(0.5)
+    pushing.close(0.2)
     assert time.monotonic() - began < 5.0
     assert pushing.lines == [
-        "the push of round 5 failed (not done when the node ended); training is not affected",
-        "the push of round 6 failed (not begun when the node ended); training is not affected",
+        FAILED.format(5, "not done when the node ended"),
+        FAILED.format(6, "not begun when the node ended"),
     ]
 
 
-def test_a_node_that_is_stopped_while_it_pushes_its_last_model_waits_less_long(stub: HubStub, tmp_path: Path) -> None:
-    stub.hang = "whoami"
-    pushing = Pushing(tmp_path)
+def test_a_node_that_is_stopped_while_it_pushes_its_last_model_waits_less_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hang").touch()
+    pushing = Pushing(tmp_path, monkeypatch)
     pushing.pusher(5)
     began = time.monotonic()
-    pushing.pusher.close(lambda: 1800.0 if time.monotonic() - began < 1.0 else 1.5)
+    pushing.pusher.close(lambda: 1800.0 if time.monotonic() - began < 0.3 else 0.5)
     assert time.monotonic() - began < 6.0
-    assert pushing.lines == ["the push of round 5 failed (not done when the node ended); training is not affected"]
+    assert pushing.lines == [FAILED.format(5, "not done when the node ended")]
 
 
-def test_a_newer_push_takes_the_place_of_one_that_waits(stub: HubStub, tmp_path: Path) -> None:
-    stub.hang = "whoami"
-    pushing = Pushing(tmp_path)
-    pushing.pusher(5)
-    while not any("whoami" in request for request in stub.requests):
-        time.sleep(0.02)
-    pushing.pusher(6)
-    pushing.pusher(7)
-    assert sorted(path.name for path in pushing.folder.iterdir()) == ["round_000005", "round_000007"]
-    stub.hang = ""
-    stub.released.set()  # the connection of the first push is cut
+def test_a_newer_push_takes_the_place_of_one_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hang").touch()
+    pushing = Pushing(tmp_path, monkeypatch)
+    for number in (5, 6, 7):
+        pushing.pusher(number)
+    assert sorted(path.name for path in pushing.folder.iterdir()) == ["console", "round_000005", "round_000007"]
+    (tmp_path / "hang").unlink()
     pushing.close()
-    assert stub.messages == ["Round 7"]
-    assert pushing.pusher.counters == {"failed": 1, "pushed": 1, "replaced": 1}
+    assert pushing.lines == [DONE.format(5), DONE.format(7)]
 
 
-def test_what_failed_is_pushed_again_when_asked_for(stub: HubStub, tmp_path: Path) -> None:
-    stub.fail = {"whoami": 500}
-    pushing = Pushing(tmp_path)
+def test_what_failed_is_pushed_again_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fail").touch()
+    pushing = Pushing(tmp_path, monkeypatch)
     pushing.pusher(5)
-    pushing.wait()
-    stub.fail = {}
+    pushing.wait(lambda: pushing.lines)
+    (tmp_path / "fail").unlink()
     pushing.pusher(5)
     pushing.pusher(5)
     pushing.close()
-    assert stub.messages == ["Round 5"] and pushing.pusher.counters == {"failed": 1, "pushed": 1}
+    assert pushing.lines == [FAILED.format(5, "it is told to"), DONE.format(5)]
 
 
-def test_an_export_that_cannot_be_written_is_reported_too(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    pushing = Pushing(tmp_path, lambda folder, number: write(tmp_path / "file" / "x", policy(), FIGURES))
+def test_an_export_that_cannot_be_written_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "push").touch()
+    pushing = Pushing(tmp_path, monkeypatch, trained=policy())
+    (tmp_path / "push").touch()
     pushing.pusher(5)
     assert "the push of round 5 failed (the model cannot be written to " in pushing.lines[0]
+    (tmp_path / "push").unlink()
     pushing.close()
 
 
-def test_an_upload_that_dies_is_reported(stub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "huggingface_hub.py").write_text("raise SystemExit('the disk is gone')")
-    pushing = Pushing(tmp_path)
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise SystemExit('the disk is gone')", "code 1: the disk is gone"),
+        ("raise SystemExit('7')", "code 1: 7"),
+        ("import os; os.kill(os.getpid(), 9)", "code -9: it said nothing"),
+    ],
+)
+def test_an_upload_that_dies_is_reported(program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushing = Pushing(tmp_path, monkeypatch, program)
     pushing.pusher(5)
     pushing.close()
-    assert pushing.lines == [
-        "the push of round 5 failed (the upload ended with code 1: the disk is gone); training is not affected"
-    ]
+    assert pushing.lines == [FAILED.format(5, f"the upload ended with {reason}")]
 
 
-def test_a_node_pushes_only_with_a_token(stub: HubStub, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def node(**environment: str) -> Any:
-        return SimpleNamespace(
-            config=load({"EXPERIMENT_NAME": "trial", "MODEL_NAME": "nano"} | environment),
-            local=SimpleNamespace(node_id="w1", path=tmp_path),
-            record=journals([{"round": 0, "reward": 0.5}], []),
-            experiment=SimpleNamespace(tasks_version="reasoning-gym 0.1.25"),
-            journal=SimpleNamespace(note=lambda kind, line: said.append((kind, line)), flush=lambda: None),
-        )
-
-    trained = policy()
-    assert make_pusher(node(), trained) is None
-    pusher = make_pusher(node(HUGGINGFACE_ACCESS_TOKEN=TOKEN, HUB_PUSH_INTERVAL="2"), trained)
-    assert pusher is not None
-    for number in (1, 2):
-        pusher.after_round(number)
-    pusher.close(lambda: 60.0)
-    assert said == [("push", f"pushed the model of round 2 to {stub.url}/tester/trial-w1")]
-    shown = stub.repositories["tester/trial-w1"]["README.md"].decode()
-    assert "| rounds | 1, all before round 2 of the swarm |" in shown and "| mean reward, last 1 rounds | 0.500 |" in shown
+def test_an_upload_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushing = Pushing(tmp_path, monkeypatch)
+    monkeypatch.setattr(push, "python", lambda program: ["/no/such/program"])
+    pushing.pusher(5)
+    assert "failed (no process can be started for the upload: " in pushing.lines[0]
+    pushing.close()
 
 
 @pytest.mark.parametrize(
