@@ -95,7 +95,9 @@ def test_a_folder_here_with_the_name_of_a_model_on_the_hub_is_not_taken_for_it(
     save(tmp_path / name, tiny_models.gpt2(300), tiny_models.plain_tokenizer())
     monkeypatch.chdir(tmp_path)
     for refuse in (locate, public_model):
-        with pytest.raises(ConfigError, match=f"lies here, got '{name}': write ./{name} for the folder, or start elsewhere"):
+        with pytest.raises(
+            ConfigError, match=f"of that name here, got '{name}': write ./{name} for the folder, or start elsewhere"
+        ):
             refuse(name)
     assert locate(f"./{name}") == name and public_model(f"./{name}") == "./Qwen3-0.6B"
 
