@@ -39,7 +39,7 @@ class Trainer:
             raise ModelError(f"no parameter of {policy.name or 'the model'} is trainable: choose another MODEL_NAME")
         # Fused: one kernel reads and writes each tensor once instead of a dozen times.
         self._optimizer = torch.optim.Adam(self._parameters, lr=learning_rate, fused=True)
-        self._reader = make_reader(policy)
+        self._reader = make_reader(policy.model, policy.decoder, policy.temperature, policy.pad_id)
         self._token_budget = max(1, ACTIVATION_BYTES[policy.device.type] // activation_bytes(policy.model))
         self._correction = make_correction(correction, policy.model.config.get_text_config().vocab_size)
         self.policy_version = 0
@@ -144,7 +144,7 @@ class Trainer:
             self._optimizer.zero_grad(set_to_none=self._policy.device.type != "cpu")
             try:
                 figures: dict[str, float] = {}
-                for rows, reading in self._reader.parts(self._policy.model, passages, self._token_budget):
+                for rows, reading in self._reader.parts(passages, self._token_budget):
                     for name, value in self._backward([passages[row] for row in rows], reading, tokens).items():
                         figures[name] = figures.get(name, 0.0) + value
                 return figures

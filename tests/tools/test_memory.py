@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -291,9 +290,9 @@ def test_activations_are_what_autograd_keeps(config: Any, dtype: str, tmp_path: 
     shares = []
     for decoder in (HostedDecoder(model.base_model), packed_decoder(model, 0)):  # as transformers computes, and as workers do
         kept.clear()
-        policy: Any = SimpleNamespace(device=torch.device("cpu"), temperature=1.0, decoder=decoder)
+        assert decoder is not None
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            rows, reading = next(parts := PackedReader(policy).parts(model, passages, token_budget=1000))
+            rows, reading = next(parts := PackedReader(model, 1.0, decoder).parts(passages, token_budget=1000))
         assert len(rows) == 8 and reading.logprobs_BT.requires_grad
         shares.append(found["training"]["activations"] / sum(kept.values()))
         parts.close()  # type: ignore[attr-defined]

@@ -1,10 +1,9 @@
 """Attention over packed tokens: texts lie one behind the other in a single row, and a prompt is there once for all its completions.
 
-transformers asks a function of ours for attention in every layer, and a pattern says who attends to whom: `Prompts` to themselves,
-`Completions` to their prompt and themselves, both of them (`Whole`), `Growing` rows likewise, a token at a time. So the matrix
-products of a model run over tokens without padding, and over a prompt once, whatever the architecture around its attention is. Only
-attention itself is padded, inside one call. Nothing here knows weights, and what it cannot do (sliding windows, sinks, capped
-scores) it refuses.
+transformers calls our function for attention in every layer, and a pattern says which token attends to which: `Prompts` to
+themselves, `Completions` to their prompt and themselves, both in one pass (`Whole`), `Growing` rows likewise, a token at a time. So
+the matrix products of any architecture run over tokens without padding, and over each prompt once; only attention itself is padded,
+inside one call. Nothing here knows weights. Sliding windows, sinks and capped scores are refused.
 
 Shapes are in the names:
     N  packed tokens      I  prompts      P  tokens of a prompt, padded        H  query heads     K  key and value heads
@@ -21,20 +20,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from rl_swarm.learning.engine.grid import Grid, apply
+from rl_swarm.learning.engine.grid import Grid
 from rl_swarm.learning.engine.libraries import require_transformers
 
-require_transformers()  # the first import of it in a node, and the place where another version would fail
+require_transformers()  # before the first import of transformers in a node
 from transformers import AttentionInterface  # noqa: E402
 
 NAME = "rl_swarm_packed"
 FEW_PAIRS = 1 << 17  # of tokens, one attending to the other
-LEAST = 16
-REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")  # what some architectures add to attention, and no pattern has
+LEAST = 16  # columns of a product: fewer are slow
+REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")  # additions to attention that no pattern computes
 
 
 class Unpackable(Exception):
-    """The architecture wants more of its attention than patterns can give."""
+    """The architecture needs attention that patterns cannot compute."""
 
 
 class Pattern(Protocol):
@@ -42,12 +41,12 @@ class Pattern(Protocol):
 
 
 class PackedDecoder(Protocol):
-    """Embedded tokens in, the last hidden state of each out, or of those `wanted`; layers take their attention from the pattern."""
+    """Embedded tokens in, the last hidden state of each token (or of those `wanted`) out; the pattern computes the attention."""
 
     def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern, wanted_X: Tensor | None = None) -> Tensor: ...
 
     def frozen(self, length: int) -> "PackedDecoder":
-        """The same for many small passes without a gradient, over texts of up to `length` tokens, good until the weights change."""
+        """The same decoder for many small passes without a gradient, over up to `length` tokens, valid until the weights change."""
         ...
 
 
@@ -58,7 +57,7 @@ class HostedDecoder:
         self._decoder = decoder
 
     def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern, wanted_X: Tensor | None = None) -> Tensor:
-        # The mask is never read: given in four dimensions, it keeps the model from making one of N × N.
+        # Nobody reads this mask. Its four dimensions keep the model from making one of N × N.
         unread = positions_N.new_zeros((1, 1, 1, 1), dtype=torch.bool)
         inputs = {"inputs_embeds": embedded_ND[None], "position_ids": positions_N[None], "attention_mask": unread}
         config = self._decoder.config
@@ -74,7 +73,7 @@ class HostedDecoder:
 
 
 class Prompts:
-    """Every prompt attends to itself. Keys and values are kept, padded, by layer: what comes after the prompts needs them."""
+    """Every prompt attends to itself. Keeps keys and values, padded, by layer, for the texts that follow the prompts."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.grid = Grid(lengths, device)
@@ -84,7 +83,7 @@ class Prompts:
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         query, key, value = (self.grid.spread(packed).transpose(1, 2) for packed in (query_NHD, key_NKD, value_NKD))
         self.keys[layer], self.values[layer] = key, value
-        # Padding is on the right, so no token comes before it that could attend to it.
+        # Padding is on the right, where no token attends to it.
         grouped = query.shape[1] != key.shape[1]
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
         return self.grid.pack(attended.transpose(1, 2))
@@ -102,33 +101,23 @@ class Whole:
         return torch.cat([pattern.attend(layer, query_NHD[span], key_NKD[span], value_NKD[span], scale) for pattern, span in spans])
 
 
-def completions(
-    lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts, keys: dict[int, Tensor], values: dict[int, Tensor]
-) -> Pattern:
-    """Every completion attends to its prompt and, up to each token, to itself, in the way that is faster at their size.
+def completions(lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> Pattern:
+    """Every completion attends to its prompt and, up to each token, to itself, in the way that is faster at this size.
 
-    `keys` and `values` are the prompts', by layer; `prompt_of` has the number of each completion's prompt.
+    `prompt_of` has the number of each completion's prompt.
     """
     filled_IP = prompts.grid.filled
     pairs = len(lengths) * max(lengths) * (filled_IP.shape[1] + max(lengths))
-    if pairs <= FEW_PAIRS and filled_IP.device.type == "cpu":
-        return ShortCompletions(_Table(lengths, prompt_of, filled_IP), keys, values)
-    return Completions(lengths, prompt_of, filled_IP, keys, values)
+    few = pairs <= FEW_PAIRS and filled_IP.device.type == "cpu"
+    return (ShortCompletions if few else Completions)(lengths, prompt_of, prompts)
 
 
 class Completions:
-    """Completions side by side, each with a copy of its prompt's keys before its own: what fused kernels want."""
+    """Completions side by side, each with a copy of its prompt's keys before its own, as fused kernels need them."""
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        prompt_of: Sequence[int],
-        filled_IP: Tensor,
-        keys: dict[int, Tensor],
-        values: dict[int, Tensor],
-    ) -> None:
-        device = filled_IP.device
-        self._grid, self._keys, self._values = Grid(lengths, device), keys, values
+    def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> None:
+        filled_IP, device = prompts.grid.filled, prompts.grid.filled.device
+        self._grid, self._prompts = Grid(lengths, device), prompts
         self._prompt_of_B = torch.tensor(prompt_of, device=device)
         width = self._grid.filled.shape[1]
         causal_TT = torch.ones((width, width), dtype=torch.bool, device=device).tril()
@@ -137,7 +126,7 @@ class Completions:
         self._bias_B1QS: Tensor | None = None
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
-        sources = ((self._keys[layer], key_NKD), (self._values[layer], value_NKD))
+        sources = ((self._prompts.keys[layer], key_NKD), (self._prompts.values[layer], value_NKD))
         key, value = (
             torch.cat([prompts.index_select(0, self._prompt_of_B), self._grid.spread(own).transpose(1, 2)], dim=2)
             for prompts, own in sources
@@ -145,9 +134,9 @@ class Completions:
         query_BTHD = self._grid.spread(query_NHD)
         rows, width, heads, size = query_BTHD.shape
         repeats = heads // key.shape[1]
-        # Heads that share their keys become more queries of one head: no key is copied, and every backend has a fast kernel for it.
+        # Heads that share keys become more queries of one head: no key is copied, and every backend has a fast kernel for that.
         query_BKQD = query_BTHD.transpose(1, 2).reshape(rows, -1, repeats * width, size)
-        if self._bias_B1QS is None:  # in the queries' type, or every layer would make and keep its own
+        if self._bias_B1QS is None:  # made once in the queries' type, or every layer would convert and keep its own
             visible = self._visible_BTS.repeat(1, repeats, 1).unsqueeze(1)
             self._bias_B1QS = torch.zeros_like(visible, dtype=query_NHD.dtype).masked_fill_(~visible, -torch.inf)
         attended = scaled_dot_product_attention(query_BKQD, key, value, attn_mask=self._bias_B1QS, scale=scale)
@@ -155,32 +144,28 @@ class Completions:
 
 
 class ShortCompletions:
-    """All queries of a prompt's completions ask its keys in one product, and the weights of all pairs exist: at this size a fused
-    kernel, which wants the prompt's keys once for every completion, takes longer, for nano 1.7 times as long."""
+    """Completions in a table of prompts × places, some of which may be empty.
 
-    def __init__(self, table: "_Table", keys: dict[int, Tensor], values: dict[int, Tensor]) -> None:
-        self._table, self._keys, self._values = table, keys, values
+    All queries of a prompt's completions meet its keys in one product, and the weights of all pairs exist. At this size a fused
+    kernel, which needs a copy of the prompt's keys for every completion, takes longer (1.7 times for nano).
+    """
 
-    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
-        states = (query_NHD, key_NKD, value_NKD, self._keys[layer], self._values[layer])
-        return apply(_Shared, *states, self._table, scale)
-
-
-class _Table:
-    """Completions in a table of prompts × places; some places may be empty."""
-
-    def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], filled_IP: Tensor) -> None:
-        prompts = len(filled_IP)
+    def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> None:
+        self._prompts, filled_IP = prompts, prompts.grid.filled
         places = [list(prompt_of[:number]).count(prompt) for number, prompt in enumerate(prompt_of)]
-        self._cells = (prompts, max(places) + 1)
+        self._cells = (len(filled_IP), max(places) + 1)
         cells = [prompt * self._cells[1] + place for prompt, place in zip(prompt_of, places, strict=True)]
-        self._grid = Grid(lengths, filled_IP.device, cells, prompts * self._cells[1])
+        self._grid = Grid(lengths, filled_IP.device, cells, len(filled_IP) * self._cells[1])
         self._hidden_I1P = None if bool(filled_IP.all()) else ~filled_IP.unsqueeze(1)
         width = self._grid.filled.shape[1]
         self._later_TT = torch.full((width, width), -torch.inf, device=filled_IP.device).triu(1)
 
+    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
+        prompts = (self._prompts.keys[layer], self._prompts.values[layer])
+        return _Shared.apply(query_NHD, key_NKD, value_NKD, *prompts, self, scale)
+
     def inward(self, packed_NHD: Tensor, key_heads: int) -> Tensor:
-        """To [A, R · T, D], cells of one prompt and key head one behind the other; padding holds zeros."""
+        """Move packed states to [A, R · T, D], cells of one prompt and key head one behind the other; padding holds zeros."""
         spread = self._grid.spread(packed_NHD)
         _, width, heads, size = spread.shape
         table_ICTKRD = spread.view(*self._cells, width, key_heads, heads // key_heads, size)
@@ -192,7 +177,7 @@ class _Table:
         return self._grid.pack(table_IKCRTD.permute(0, 2, 4, 1, 3, 5).reshape(prompts * places, width, -1, size))
 
     def weights(self, query_AQD: Tensor, key_ATD: Tensor, prompt_key_ZPD: Tensor) -> Tensor:
-        """Of a prompt's tokens and then a completion's own, for all queries of a prompt and key head together."""
+        """Attention to a prompt's tokens and then a completion's own, for all queries of a prompt and key head together."""
         to_prompt = torch.bmm(_by_prompt(query_AQD, prompt_key_ZPD), prompt_key_ZPD.transpose(1, 2))
         if self._hidden_I1P is not None:
             to_prompt.view(self._cells[0], -1, to_prompt.shape[-1]).masked_fill_(self._hidden_I1P, -torch.inf)
@@ -206,7 +191,7 @@ def _by_prompt(states_AQX: Tensor, like_Z: Tensor) -> Tensor:
 
 
 class _Shared(torch.autograd.Function):
-    """Attention of a table's completions, written out: by prompt where the prompt is asked, by completion where it asks itself."""
+    """Attention of short completions, written out: by prompt to the prompt's keys, by completion to its own."""
 
     @staticmethod
     def forward(
@@ -216,7 +201,7 @@ class _Shared(torch.autograd.Function):
         value_NKD: Tensor,
         prompt_key_IKPD: Tensor,
         prompt_value_IKPD: Tensor,
-        table: _Table,
+        table: ShortCompletions,
         scale: float,
     ) -> Tensor:
         key_heads, width = prompt_key_IKPD.shape[1:3]
@@ -255,11 +240,10 @@ class _Shared(torch.autograd.Function):
 
 
 class Growing:
-    """Rows that get one token at each step, `group_size` rows to a prompt, whose keys and values all of them share.
+    """Rows that get one token at each step, up to `steps`; the `group_size` rows of a prompt share its keys and values.
 
-    Every row has a cell in a table of prompts × places, and what belongs to it lies there: rows of one prompt ask its keys in one
-    product, and the tokens that a row has of its own, with room for `steps` of them, lie in the same order. Rows that ended leave
-    by `keep`; a cell without a row is computed and never read.
+    Every row has a cell in a table of prompts × places, so that rows of one prompt meet its keys in one product. Keys and values of a
+    row's own tokens lie in the same order. Rows that ended leave by `keep`; an empty cell is computed and never read.
     """
 
     def __init__(self, prompts: Prompts, group_size: int, steps: int) -> None:
@@ -267,7 +251,7 @@ class Growing:
         filled = prompts.grid.filled
         self._prompt_of_M = torch.arange(len(filled), device=filled.device).repeat_interleave(group_size)
         self._hidden_I1P = None if bool(filled.all()) else ~filled.unsqueeze(1)
-        # Laid out as products want them, and taken from the prompts, so that each layer exists twice only for a moment.
+        # Laid out as products need them, and taken from the prompts, so that only one layer at a time exists twice.
         layers = list(prompts.keys)
         self._keys = {layer: prompts.keys.pop(layer).transpose(-1, -2).contiguous().flatten(0, 1) for layer in layers}
         self._values = {layer: prompts.values.pop(layer).contiguous().flatten(0, 1) for layer in layers}
@@ -278,10 +262,8 @@ class Growing:
     def grow(self) -> None:
         """Go on to the rows' next token."""
         self._step += 1
-        # Products with a shorter side than `LEAST` are slow, so that some tokens yet to come are looked at, and hidden.
-        seen = min(self._steps, max(LEAST, self._step + 1))
-        values = next(iter(self._values.values()))
-        self._later_S = values.new_zeros(seen)
+        seen = min(self._steps, max(LEAST, self._step + 1))  # tokens yet to come are masked
+        self._later_S = next(iter(self._values.values())).new_zeros(seen)
         self._later_S[self._step + 1 :] = -torch.inf
 
     def _place(self, count: int) -> None:
@@ -297,7 +279,7 @@ class Growing:
         """Go on with these rows only, given as indices in order."""
         self._prompt_of_M, places_M = self._prompt_of_M[kept_M], self._place_of_M[kept_M]
         self._place(self._cells[0])
-        for layer, caches in self._own.items():  # one after the other: no more than one layer exists twice
+        for layer, caches in self._own.items():  # one after the other, so that only one layer at a time exists twice
             self._own[layer] = (self._moved(caches[0], places_M), self._moved(caches[1], places_M))
 
     def _moved(self, cache_IKCTD: Tensor, places_M: Tensor) -> Tensor:
@@ -338,7 +320,7 @@ class Growing:
         return torch.baddbmm(self._bias_ZQP, query_ZQD, keys_ZDP)
 
     def _to_cells(self, rows_MHD: Tensor, key_heads: int) -> Tensor:
-        """Rows in the table of their prompts, as [I, K, C, R, D]; empty cells hold zeros."""
+        """Move rows to their cells, as [I, K, C, R, D]; empty cells hold zeros."""
         prompts, places = self._cells
         if self._cell_of_M is not None:
             empty = rows_MHD.new_zeros((prompts * places, *rows_MHD.shape[1:]))

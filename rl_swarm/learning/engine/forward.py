@@ -1,14 +1,14 @@
 """Log-probabilities that a model gives to completions already written: forward passes over a batch, a part of it at a time.
 
-Two readers read the same passages with the same result. `PackedReader` computes every prompt once for all its completions and has
-no padding; `PaddedReader` works for every causal language model. Logits exist only at the positions that predict a token of a
-completion. Nothing here knows advantages or losses, or takes a step.
+Two readers give the same result. `PackedReader` has no padding and computes every prompt once for all its completions;
+`PaddedReader` works for every causal language model. Logits exist only where a token of a completion is predicted. Nothing here
+knows advantages or losses, or takes a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_swarm.learning.engine import logits
 from rl_swarm.learning.engine.architecture import accepted_arguments, decoder_of, has_plain_head
-from rl_swarm.learning.engine.attention import HostedDecoder, PackedDecoder, Prompts, Whole, completions
+from rl_swarm.learning.engine.attention import PackedDecoder, Prompts, Whole, completions
 from rl_swarm.learning.engine.grid import positions
-from rl_swarm.learning.engine.lean import LeanDecoder, product
+from rl_swarm.learning.engine.lean import product
 
 LOGIT_VALUES = 1 << 26  # logits that exist at once, 256 MB in fp32; a part with more is read in chunks
 
@@ -43,102 +43,78 @@ class Reading:
     mask_BT: Tensor
 
 
-class Reader(Protocol):
-    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
-        """Read with `model`, which is the policy's or one of the same architecture (the reference), a part of the batch at a time:
-        the numbers of some passages, and their reading. Go backward through a part before asking for the next.
+class Reader:
+    def __init__(self, model: Any, temperature: float) -> None:
+        self._model, self._temperature = model, temperature
+        self._device = model.get_input_embeddings().weight.device
 
-        A part has about `token_budget` tokens, but at least one passage. The cut depends on lengths and order only.
+    def parts(self, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+        """Read a part of the batch at a time: yield the numbers of its passages, and their reading.
+
+        Go backward through a part before asking for the next. A part has about `token_budget` tokens, but at least one passage. The
+        cut depends on lengths and order only.
         """
-        ...
+        raise NotImplementedError
 
+    def _reading(self, passages: list[Passage], values_ND: Tensor, head: Callable[[Tensor], Tensor]) -> Reading:
+        """Apply the head to the values that predict the passages' completion tokens, in chunks where the vocabulary is large."""
 
-class Model(Protocol):
-    """What a reader must know of a policy."""
-
-    @property
-    def model(self) -> Any: ...
-    @property
-    def decoder(self) -> PackedDecoder | None: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def pad_id(self) -> int: ...
-    @property
-    def end_id(self) -> int: ...
-
-
-def make_reader(policy: Model, logit_values: int = LOGIT_VALUES) -> Reader:
-    return PaddedReader(policy, logit_values) if policy.decoder is None else PackedReader(policy, logit_values)
-
-
-class _Head:
-    """From hidden states to log-probabilities, a chunk at a time where the vocabulary makes the logits large."""
-
-    def __init__(self, temperature: float, logit_values: int) -> None:
-        self._temperature, self._logit_values = temperature, logit_values
-
-    def read(self, head: Any, values_ND: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
         def read(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             return logits.read_logits(head(values), targets, self._temperature)
 
-        size = max(1, self._logit_values // vocabulary)
+        targets_N = torch.tensor([token for passage in passages for token in passage.completion_ids], device=self._device)
+        size = max(1, LOGIT_VALUES // self._model.config.get_text_config().vocab_size)
         if len(targets_N) <= size:
-            return read(values_ND, targets_N)
-        chunks = zip(values_ND.split(size), targets_N.split(size), strict=True)
-        # Computed again in the backward pass: that costs less than the memory of all of them.
-        parts = [checkpoint(read, values, targets, use_reentrant=False) for values, targets in chunks]
-        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+            logprobs_N, entropies_N = read(values_ND, targets_N)
+        else:
+            # Computed again in the backward pass: that costs less than the memory of all chunks.
+            chunks = zip(values_ND.split(size), targets_N.split(size), strict=True)
+            parts = [checkpoint(read, values, targets, use_reentrant=False) for values, targets in chunks]
+            logprobs_N, entropies_N = (torch.cat(each) for each in zip(*parts, strict=True))
+        lengths = [len(passage.completion_ids) for passage in passages]
+        flat = (logprobs_N, entropies_N, torch.ones_like(entropies_N))
+        return Reading(*(pad_sequence(each_N.split(lengths), batch_first=True) for each_N in flat))
 
 
-def _padded(logprobs_N: Tensor, entropies_N: Tensor, lengths: list[int]) -> Reading:
-    values = (logprobs_N, entropies_N, torch.ones_like(entropies_N))
-    return Reading(*(pad_sequence(values_N.split(lengths), batch_first=True) for values_N in values))
+def make_reader(model: Any, decoder: PackedDecoder | None, temperature: float, pad_id: int) -> Reader:
+    return PaddedReader(model, temperature, pad_id) if decoder is None else PackedReader(model, temperature, decoder)
 
 
-class PackedReader:
-    """Completions behind each other, without padding, and each prompt computed once for all of its completions."""
+class PackedReader(Reader):
+    """Completions one behind the other, without padding, and each prompt computed once for all of its completions."""
 
-    def __init__(self, policy: Model, logit_values: int = LOGIT_VALUES) -> None:
-        self._device, self._head = policy.device, _Head(policy.temperature, logit_values)
-        self._kind: Callable[[Any], PackedDecoder] = LeanDecoder if isinstance(policy.decoder, LeanDecoder) else HostedDecoder
+    def __init__(self, model: Any, temperature: float, decoder: PackedDecoder) -> None:
+        super().__init__(model, temperature)
+        self._decoder = decoder
 
-    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
-        decoder = self._kind(decoder_of(model))
+    def parts(self, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
         cut = packed_cut(passages, token_budget)
-        # The last token of a completion predicts nothing, so it is not among those that are computed.
+        # The last token of a completion predicts nothing, so it is not computed.
         texts = [passage.completion_ids[:-1] for passage in passages]
         order = [text for prompts, parts in cut for text in (*prompts, *(texts[row] for rows in parts for row in rows))]
-        tokens = _Tokens(model.get_input_embeddings(), order, self._device)
+        tokens = _Tokens(self._model.get_input_embeddings(), order, self._device)
+        head = partial(product, layer=self._model.get_output_embeddings())
         for prompts, parts in cut:
-            prefix = None if len(parts) == 1 else _Prefix(decoder, tokens.take(prompts), prompts)
+            prefix = None if len(parts) == 1 else _Prefix(self._decoder, tokens.take(prompts), prompts)
             for rows in parts:
                 part, following = [passages[row] for row in rows], [texts[row] for row in rows]
                 sequel = _Sequel(prompts, part)
                 if prefix is None:
-                    states_XD = _at_once(decoder, tokens.take([*prompts, *following]), sequel)
+                    states_XD = _at_once(self._decoder, tokens.take([*prompts, *following]), sequel)
                 else:
                     states_XD = prefix.continued(tokens.take(following), sequel)
-                yield rows, self._read(model, part, states_XD.index_select(0, torch.tensor(sequel.predicting, device=self._device)))
+                predicting_N = torch.tensor(sequel.predicting, device=self._device)
+                yield rows, self._reading(part, states_XD.index_select(0, predicting_N), head)
             if prefix is not None:
                 prefix.backward()
         tokens.backward()
-
-    def _read(self, model: Any, passages: list[Passage], values_ND: Tensor) -> Reading:
-        targets = torch.tensor([token for passage in passages for token in passage.completion_ids], device=self._device)
-        vocabulary = model.config.get_text_config().vocab_size
-        head = partial(product, layer=model.get_output_embeddings())
-        lengths = [len(passage.completion_ids) for passage in passages]
-        return _padded(*self._head.read(head, values_ND, targets, vocabulary), lengths)
 
 
 class _Sequel:
     """Some completions as texts that follow prompts, each without its last token, which predicts nothing.
 
-    `predicting` says for every token of the completions which state predicts it, where states are of the ends of all prompts and
-    then of these texts: the first token is predicted at the end of its prompt, each other one at the token before it.
+    `predicting` has the number of the state that predicts each token of the completions: states of the ends of all prompts come
+    first, then those of the texts. The first token is predicted at the end of its prompt, every other one at the token before it.
     """
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], passages: list[Passage]) -> None:
@@ -164,7 +140,7 @@ def _at_once(decoder: PackedDecoder, embedded_ND: Tensor, sequel: _Sequel) -> Te
     wanted_X = torch.cat([lasts_I, torch.arange(tokens, len(positions_N), device=device)])
     if not any(sequel.lengths):
         return decoder(embedded_ND, positions_N, pattern, wanted_X)
-    following = completions(sequel.lengths, sequel.prompt_of, pattern, pattern.keys, pattern.values)
+    following = completions(sequel.lengths, sequel.prompt_of, pattern)
     return decoder(embedded_ND, positions_N, Whole(pattern, following), wanted_X)
 
 
@@ -173,7 +149,7 @@ def _lasts(lengths: list[int], device: torch.device) -> Tensor:
 
 
 class _Leaves:
-    """Tensors cut off from what they were computed from: they gather the gradients of all parts, and `backward` passes them on."""
+    """Tensors detached from their graph: they accumulate the gradients of all parts, and `backward` passes these on once."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Tensor, Tensor]] = []
@@ -198,13 +174,13 @@ class _Tokens(_Leaves):
         self._taken = 0
 
     def take(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
-        """The embeddings of the texts that come next."""
+        """The embeddings of the next texts."""
         first, self._taken = self._taken, self._taken + sum(map(len, texts))
         return self._embedded_ND[first : self._taken]
 
 
 class _Prefix(_Leaves):
-    """Prompts, computed once: activations of one part exist at a time, and still each prompt goes forward once and back once."""
+    """Prompts that several parts share: each goes forward and backward once, though only one part's activations exist at a time."""
 
     def __init__(self, decoder: PackedDecoder, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
@@ -212,14 +188,14 @@ class _Prefix(_Leaves):
         self._decoder, self._prompts = decoder, Prompts(lengths, device)
         states_ID = decoder(embedded_ND, positions(lengths, device), self._prompts, _lasts(lengths, device))
         self._lasts_ID = self.leaf(states_ID)
-        self._keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
-        self._values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
+        self._prompts.keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
+        self._prompts.values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
 
     def continued(self, embedded_ND: Tensor, sequel: _Sequel) -> Tensor:
-        """The states at the ends of the prompts and of what follows them."""
+        """The states at the ends of the prompts and of all that follows them."""
         if not any(sequel.lengths):
             return self._lasts_ID
-        pattern = completions(sequel.lengths, sequel.prompt_of, self._prompts, self._keys, self._values)
+        pattern = completions(sequel.lengths, sequel.prompt_of, self._prompts)
         return torch.cat([self._lasts_ID, self._decoder(embedded_ND, sequel.positions(embedded_ND.device), pattern)])
 
 
@@ -248,8 +224,8 @@ def prompt_groups(passages: Sequence[Passage], room: int) -> list[dict[tuple[int
 def completion_cut(group: dict[tuple[int, ...], list[int]], passages: Sequence[Passage], room: int) -> Iterator[list[int]]:
     """The group's passages, longest completions first, in parts of at most `room` completion tokens but at least one passage.
 
-    Parts are about equal: a small rest would waste the rate that matrix products have only at some size. Attention is padded to a
-    part's longest completion, so a part ends, too, where that would double it.
+    Parts are about equal, since matrix products of a small rest would be slow. Attention is padded to a part's longest completion,
+    so a part also ends where padding would double it.
     """
     rows = sorted((row for found in group.values() for row in found), key=lambda row: -len(passages[row].completion_ids))
     lengths = {row: len(passages[row].completion_ids) for row in rows}
@@ -267,35 +243,36 @@ def completion_cut(group: dict[tuple[int, ...], list[int]], passages: Sequence[P
     yield part
 
 
-class PaddedReader:
+class PaddedReader(Reader):
     """Passages side by side, padded on the right."""
 
-    def __init__(self, policy: Model, logit_values: int = LOGIT_VALUES) -> None:
-        self._device, self._pad_id = policy.device, policy.pad_id
-        self._plain_head = has_plain_head(policy.model, policy.end_id)
-        self._head = _Head(policy.temperature, logit_values)
+    def __init__(self, model: Any, temperature: float, pad_id: int) -> None:
+        super().__init__(model, temperature)
+        self._pad_id, self._plain_head = pad_id, has_plain_head(model, pad_id)
 
-    def parts(self, model: Any, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
+    def parts(self, passages: Sequence[Passage], token_budget: int) -> Iterator[tuple[list[int], Reading]]:
         for rows in padded_cut(passages, token_budget):
-            yield rows, self._read(model, [passages[row] for row in rows])
+            part = [passages[row] for row in rows]
+            yield rows, self._reading(part, *self._predictions(part))
 
-    def _read(self, model: Any, passages: list[Passage]) -> Reading:
+    def _predictions(self, passages: list[Passage]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The hidden states that predict completion tokens and the head for them; if the head does more, logits that need none."""
+        model, accepted = self._model, accepted_arguments(self._model)
         rows = [torch.tensor(passage.prompt_ids + passage.completion_ids) for passage in passages]
         ids_BS = pad_sequence(rows, batch_first=True, padding_value=self._pad_id).to(self._device)
         starts_B1 = torch.tensor([[len(passage.prompt_ids)] for passage in passages], device=self._device)
         ends_B1 = torch.tensor([[passage.length] for passage in passages], device=self._device)
         positions_S = torch.arange(ids_BS.shape[1], device=self._device)
         predicting_BS = (positions_S >= starts_B1 - 1) & (positions_S < ends_B1 - 1)  # token s is predicted at position s - 1
-        optional = {"position_ids": positions_S.expand_as(ids_BS)} if "position_ids" in accepted_arguments(model) else {}
-        inputs = {"input_ids": ids_BS, "attention_mask": (positions_S < ends_B1).long(), "use_cache": False, **optional}
+        inputs = {"input_ids": ids_BS, "attention_mask": (positions_S < ends_B1).long(), "use_cache": False}
+        if "position_ids" in accepted:
+            inputs["position_ids"] = positions_S.expand_as(ids_BS)
         if self._plain_head:
-            values_ND, head = decoder_of(model)(**inputs).last_hidden_state[predicting_BS], model.get_output_embeddings()
-        else:
-            values_ND, head = _late_logits(model, inputs, predicting_BS), torch.clone  # reading uses logits up
-        targets_N = ids_BS.roll(-1, dims=1)[predicting_BS]
-        vocabulary = model.config.get_text_config().vocab_size
-        lengths = [len(passage.completion_ids) for passage in passages]
-        return _padded(*self._head.read(head, values_ND, targets_N, vocabulary), lengths)
+            return decoder_of(model)(**inputs).last_hidden_state[predicting_BS], model.get_output_embeddings()
+        if "logits_to_keep" in accepted:  # none before the first position that predicts
+            kept = int(predicting_BS.shape[1] - predicting_BS.any(dim=0).nonzero()[0])
+            inputs["logits_to_keep"], predicting_BS = kept, predicting_BS[:, -kept:]
+        return model(**inputs).logits[predicting_BS], torch.clone  # a copy, since reading uses logits up
 
 
 def padded_cut(passages: Sequence[Passage], token_budget: int) -> list[list[int]]:
@@ -306,11 +283,3 @@ def padded_cut(passages: Sequence[Passage], token_budget: int) -> list[list[int]
             cut.append([])
         cut[-1].append(row)
     return cut
-
-
-def _late_logits(model: Any, inputs: dict[str, Any], predicting_BS: Tensor) -> Tensor:
-    """The model's own logits at the predicting positions; positions before the first of them are left out where it can do that."""
-    if "logits_to_keep" not in accepted_arguments(model):
-        return model(**inputs).logits[predicting_BS]
-    kept = int(predicting_BS.shape[1] - predicting_BS.any(dim=0).nonzero()[0])
-    return model(**inputs, logits_to_keep=kept).logits[predicting_BS[:, -kept:]]

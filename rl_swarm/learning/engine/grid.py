@@ -1,4 +1,4 @@
-"""Packed tokens, texts one behind the other in a single row, and where each lies when the texts are put side by side."""
+"""Packed tokens (texts one behind the other in a single row) and the grid in which the texts lie side by side."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,25 +9,15 @@ from torch.autograd.function import once_differentiable
 
 
 def positions(lengths: Sequence[int], device: torch.device, starts: Sequence[int] | None = None) -> Tensor:
-    """The position of each token in its own text; texts that continue another one start where that ended."""
-    return torch.cat(
-        [
-            torch.arange(start, start + length, device=device)
-            for start, length in zip(starts or [0] * len(lengths), lengths, strict=True)
-        ]
-    )
-
-
-def apply(function: Any, *arguments: Any) -> Tensor:
-    """An autograd function's `apply`, which has no types."""
-    result: Tensor = function.apply(*arguments)
-    return result
+    """The position of each token in its own text; a text that continues another one starts where that one ended."""
+    spans = zip(starts or [0] * len(lengths), lengths, strict=True)
+    return torch.cat([torch.arange(start, start + length, device=device) for start, length in spans])
 
 
 class Grid:
     """Texts in rows, padded on the right with zeros; `filled` tells tokens from padding.
 
-    Texts lie in order or in the given `rows`, of `height`; a row without a text is all padding.
+    Texts lie in order, or in the given `rows` out of `height`. A row without a text is all padding.
     """
 
     def __init__(
@@ -38,17 +28,17 @@ class Grid:
         filled = torch.zeros((height or len(lengths)) * width, dtype=torch.bool, device=device)
         filled[self._cells_N] = True
         self.filled, self.tokens = filled.view(-1, width), len(self._cells_N)
-        self._same = self.tokens == len(filled) and places == sorted(places)  # packed already is spread
+        self._same = self.tokens == len(filled) and places == sorted(places)  # nothing to move: packed and spread are the same
 
     def spread(self, packed_N: Tensor) -> Tensor:
         if self._same:
             return packed_N.view(*self.filled.shape, *packed_N.shape[1:])
-        return apply(_Spread, packed_N, self)
+        return _Spread.apply(packed_N, self)
 
     def pack(self, spread: Tensor) -> Tensor:
         if self._same:
             return spread.flatten(0, 1)
-        return apply(_Pack, spread, self)
+        return _Pack.apply(spread, self)
 
     def put(self, packed_N: Tensor) -> Tensor:
         empty = packed_N.new_zeros((self.filled.numel(), *packed_N.shape[1:]))
@@ -59,7 +49,7 @@ class Grid:
 
 
 class _Spread(torch.autograd.Function):
-    """Every token has one cell, so that the way back is to take it from there; autograd would look for several, and add them up."""
+    """Every token has one cell, so the gradient is simply taken from there; autograd would look for several cells and add them."""
 
     @staticmethod
     def forward(ctx: Any, packed_N: Tensor, grid: Grid) -> Tensor:

@@ -1,13 +1,13 @@
 """The layers of a Llama-like decoder (Llama, SmolLM2, Qwen2, Qwen3), computed with a third less memory and half the calls.
 
-Weights and settings are those of the transformers model that it is made from; nothing is copied. A decoder of another form, or one
-with adapters in it, is refused, and `architecture.py` compares the result with the model's own before anyone relies on it.
+Uses the weights and settings of the transformers model itself, without a copy. Refuses a decoder of another form, or one with
+adapters. `architecture.py` compares the result with the model's own before anyone relies on it.
 
 Shapes are in the names:
     N  packed tokens    D  hidden size    F  size of the gate    H  query heads    K  key and value heads    S  size of a head
 """
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,24 +16,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, rms_norm, silu
 
 from rl_swarm.learning.engine.attention import Pattern, Unpackable
-from rl_swarm.learning.engine.grid import apply
-
-
-@dataclass(frozen=True)
-class _Layer:
-    before_attention: nn.Module
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    query_norm: nn.Module | None
-    key_norm: nn.Module | None
-    output: nn.Linear
-    before_gate: nn.Module
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
-    scale: float
-
 
 FEW_ROWS = range(16, 257)
 LARGE_WEIGHT = 100_000  # values
@@ -55,127 +37,117 @@ class LeanDecoder:
         cos_N1S, sin_N1S = self._turns(embedded_ND, positions_N)
         hidden_ND = embedded_ND
         for number, layer in enumerate(self._layers):
-            query_NHS, key_NKS, value_NKS = self._projected(number, hidden_ND, cos_N1S, sin_N1S)
+            query_NHS, key_NKS, value_NKS = self._projected(layer, hidden_ND, cos_N1S, sin_N1S)
             attended_ND = pattern.attend(number, query_NHS, key_NKS, value_NKS, layer.scale).flatten(1)
-            if wanted_X is not None and number == len(self._layers) - 1:  # of the others, nobody asks for more than keys and values
+            if wanted_X is not None and number == len(self._layers) - 1:  # only keys and values of the other tokens are needed
                 hidden_ND, attended_ND = (states.index_select(0, wanted_X) for states in (hidden_ND, attended_ND))
             hidden_ND = hidden_ND + product(attended_ND, layer.output)
-            hidden_ND = hidden_ND + self._gated(number, _normed(layer.before_gate, hidden_ND))
+            hidden_ND = hidden_ND + self._gated(layer, _normed(layer.before_gate, hidden_ND))
         return _normed(self._norm, hidden_ND)
 
     def _turns(self, like_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """For x · cos + (halves of x swapped) · sin, so that the first half of the sines is negated."""
+        """Factors for x · cos + (halves of x swapped) · sin: the first half of the sines is negated."""
         cos, sin = self._angles(like_ND[None], positions_N[None])
         cos_N1S, sin_N1S = cos[0].unsqueeze(1), sin[0].unsqueeze(1).clone()
         sin_N1S[..., : self._head_size // 2].neg_()
         return cos_N1S, sin_N1S
 
-    def _projected(self, number: int, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, the first two in their positions."""
-        layer = self._layers[number]
+    def _projected(self, layer: Any, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; queries and keys are rotated to their positions."""
         normed_ND = _normed(layer.before_attention, hidden_ND)
         projections = (layer.query, layer.key, layer.value)
         query, key, value = (product(normed_ND, each).view(hidden_ND.shape[0], -1, self._head_size) for each in projections)
-        if layer.query_norm is not None and layer.key_norm is not None:
+        if layer.query_norm is not None:
             query, key = _normed(layer.query_norm, query), _normed(layer.key_norm, key)
         return _rotated(query, cos_N1S, sin_N1S), _rotated(key, cos_N1S, sin_N1S), value
 
-    def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
-        layer = self._layers[number]
-        return apply(_Gated, normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
+    def _gated(self, layer: Any, normed_ND: Tensor) -> Tensor:
+        return _Gated.apply(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
 
     def frozen(self, length: int) -> "LeanDecoder":
-        """On a processor the joined matrices are worth their memory; on a GPU an evaluation's large batches want it."""
+        """On a CPU the joined matrices are worth their memory; on a GPU the large batches of an evaluation need it."""
         return FrozenDecoder(self, length) if self._layers[0].output.weight.device.type == "cpu" else self
 
 
 class FrozenDecoder(LeanDecoder):
-    """A decoder whose weights stay as they are for a while, without a gradient: matrices that meet the same values are joined, so
-    that there are fewer products and larger ones."""
+    """A decoder without gradients, valid until the weights change: matrices with the same input are joined into larger ones."""
 
     def __init__(self, decoder: LeanDecoder, length: int) -> None:
         vars(self).update(vars(decoder))
-        self._joined = [_joined(layer) for layer in self._layers]
-        weight = self._joined[0][0]
+        self._layers = [SimpleNamespace(**vars(layer), **_joined(layer)) for layer in decoder._layers]
+        weight = self._layers[0].asking
         self._cos, self._sin = decoder._turns(weight, torch.arange(length, device=weight.device))
 
     def _turns(self, like_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions_N), self._sin.index_select(0, positions_N)
 
-    def _projected(self, number: int, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        layer, (weight, bias, _) = self._layers[number], self._joined[number]
-        values_NX = _plain_product(_normed(layer.before_attention, hidden_ND), weight, bias)
+    def _projected(self, layer: Any, hidden_ND: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values_NX = _plain_product(_normed(layer.before_attention, hidden_ND), layer.asking, layer.asking_bias)
         values_NXS = values_NX.view(hidden_ND.shape[0], -1, self._head_size)
         shared = layer.key.out_features // self._head_size
         asking_NXS, value_NKS = values_NXS[:, :-shared], values_NXS[:, -shared:]
-        if layer.query_norm is not None and layer.key_norm is not None:
+        if layer.query_norm is not None:
             normed = (_normed(layer.query_norm, asking_NXS[:, :-shared]), _normed(layer.key_norm, asking_NXS[:, -shared:]))
             asking_NXS = torch.cat(normed, dim=1)
         turned_NXS = _plain_rotation(asking_NXS, cos_N1S, sin_N1S)
         return turned_NXS[:, :-shared], turned_NXS[:, -shared:], value_NKS
 
-    def _gated(self, number: int, normed_ND: Tensor) -> Tensor:
-        gate_up_FD, down_DF = self._joined[number][2], self._layers[number].down.weight
-        if (
-            len(normed_ND) in FEW_ROWS and normed_ND.device.type == "cpu"
-        ):  # as in _plain_product; the order in memory costs nothing here
-            gated_FN, upped_FN = (gate_up_FD @ normed_ND.t()).chunk(2)
-            return _plain_product(silu(gated_FN, inplace=True).mul_(upped_FN).t(), down_DF)
-        gated_NF, upped_NF = linear(normed_ND, gate_up_FD).chunk(2, dim=-1)
-        return linear(silu(gated_NF, inplace=True).mul_(upped_NF), down_DF)
+    def _gated(self, layer: Any, normed_ND: Tensor) -> Tensor:
+        # As in _plain_product; here the other order in memory costs nothing.
+        if len(normed_ND) in FEW_ROWS and normed_ND.device.type == "cpu":
+            gated_FN, upped_FN = (layer.gate_up @ normed_ND.t()).chunk(2)
+            return _plain_product(silu(gated_FN, inplace=True).mul_(upped_FN).t(), layer.down.weight)
+        gated_NF, upped_NF = linear(normed_ND, layer.gate_up).chunk(2, dim=-1)
+        return linear(silu(gated_NF, inplace=True).mul_(upped_NF), layer.down.weight)
 
 
-def _joined(layer: _Layer) -> tuple[Tensor, Tensor | None, Tensor]:
+def _joined(layer: Any) -> dict[str, Tensor | None]:
     """The matrix of queries, keys and values, with its bias, and that of gate and up."""
-    asked = (layer.query, layer.key, layer.value)
-    bias = None
-    if any(each.bias is not None for each in asked):
-        bias = torch.cat([each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in asked])
-    return torch.cat([each.weight for each in asked]), bias, torch.cat([layer.gate.weight, layer.up.weight])
+    asking, bias = (layer.query, layer.key, layer.value), None
+    if any(each.bias is not None for each in asking):
+        bias = torch.cat([each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in asking])
+    matrix, gate_up = torch.cat([each.weight for each in asking]), torch.cat([layer.gate.weight, layer.up.weight])
+    return {"asking": matrix, "asking_bias": bias, "gate_up": gate_up}
 
 
-def _layer(layer: Any) -> _Layer:
+def _layer(layer: Any) -> SimpleNamespace:
+    """The parts of one layer by name; raise Unpackable if they do more than is computed here."""
     attention, gated = layer.self_attn, layer.mlp
-    made = _Layer(
-        layer.input_layernorm,
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        getattr(attention, "q_norm", None),
-        getattr(attention, "k_norm", None),
-        attention.o_proj,
-        layer.post_attention_layernorm,
-        gated.gate_proj,
-        gated.up_proj,
-        gated.down_proj,
-        attention.scaling,
-    )
-    linears = (made.query, made.key, made.value, made.output, made.gate, made.up, made.down)
-    gates = (made.gate, made.up, made.down)
-    if any(type(each) is not nn.Linear for each in linears) or any(each.bias is not None for each in gates):
+    matrices = {"query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj, "output": attention.o_proj}
+    gates = {"gate": gated.gate_proj, "up": gated.up_proj, "down": gated.down_proj}
+    biased = any(each.bias is not None for each in gates.values())
+    if biased or any(type(each) is not nn.Linear for each in (matrices | gates).values()):
         raise Unpackable("a layer whose linear parts are more than matrices")
     if type(gated.act_fn).__name__ not in ("SiLU", "SiLUActivation") or getattr(attention, "sliding_window", None) is not None:
         raise Unpackable("a layer with another gate, or a sliding window")
-    return made
+    return SimpleNamespace(
+        **matrices,
+        **gates,
+        before_attention=layer.input_layernorm,
+        before_gate=layer.post_attention_layernorm,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        scale=attention.scaling,
+    )
 
 
 def _normed(norm: Any, values: Tensor) -> Tensor:
     epsilon = norm.variance_epsilon
     if torch.is_grad_enabled():
-        return apply(_Normed, values, norm.weight, epsilon)
+        return _Normed.apply(values, norm.weight, epsilon)
     return rms_norm(values, values.shape[-1:], norm.weight, epsilon)
 
 
 def product(values_ND: Tensor, layer: nn.Linear) -> Tensor:
-    """What the layer itself would give. The weight's gradient is added where it is kept, so that no second one ever exists."""
+    """Apply the layer. Its weight's gradient is accumulated in place, so that no second one ever exists."""
     if torch.is_grad_enabled():
-        return apply(_Product, values_ND, layer.weight, layer.bias)
+        return _Product.apply(values_ND, layer.weight, layer.bias)
     return _plain_product(values_ND, layer.weight, layer.bias)
 
 
 def _plain_product(values_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
-    """Of few rows and a large weight, the product the other way round is a fifth faster on a processor: it shares out the rows of
-    the result, and there are more of them. For a small weight, the results' other order in memory costs more than that."""
+    """values · weightᵀ + bias. For few rows and a large weight, the transposed product is a fifth faster on a CPU: its result has
+    more rows to share out among threads. For a small weight, the result's other order in memory costs more than that."""
     turned = len(values_ND) in FEW_ROWS and weight_FD.numel() >= LARGE_WEIGHT
     if turned and bias_F is None and values_ND.device.type == "cpu":
         return (weight_FD @ values_ND.t()).t()
@@ -183,7 +155,7 @@ def _plain_product(values_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None =
 
 
 class _Product(torch.autograd.Function):
-    """Weights are held by reference, not saved: where a part is computed again (`checkpoint`), the saved ones are copies."""
+    """Holds weights by reference instead of saving them: `checkpoint` would hand back copies of saved ones."""
 
     @staticmethod
     def forward(ctx: Any, values_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
@@ -202,7 +174,7 @@ class _Product(torch.autograd.Function):
 
 
 def _add_product(weight_FD: Tensor, grad_NF: Tensor, values_ND: Tensor) -> None:
-    """Add a part's gradient to what earlier parts left. Autograd would make it as a tensor of its own first, and add that."""
+    """Add a part's gradient to that of earlier parts, without the temporary tensor that autograd would make."""
     if weight_FD.grad is None:
         weight_FD.grad = grad_NF.t() @ values_ND
     else:
@@ -210,7 +182,7 @@ def _add_product(weight_FD: Tensor, grad_NF: Tensor, values_ND: Tensor) -> None:
 
 
 class _Normed(torch.autograd.Function):
-    """x / rms(x) · weight. Kept for the way back: x, which others keep too, and one number a row."""
+    """x / rms(x) · weight. Saves x, which others save too, and one number a row."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -233,7 +205,7 @@ class _Normed(torch.autograd.Function):
 
 def _rotated(values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
     if torch.is_grad_enabled():
-        return apply(_Rotate, values_NHS, cos_N1S, sin_N1S)
+        return _Rotate.apply(values_NHS, cos_N1S, sin_N1S)
     return _plain_rotation(values_NHS, cos_N1S, sin_N1S)
 
 
@@ -242,7 +214,7 @@ def _plain_rotation(values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Ten
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary positions: a rotation, so nothing of the values is kept, and the way back is the rotation the other way."""
+    """Rotary positions. The gradient is the inverse rotation, so the values are not saved."""
 
     @staticmethod
     def forward(ctx: Any, values_NHS: Tensor, cos_N1S: Tensor, sin_N1S: Tensor) -> Tensor:
@@ -257,7 +229,7 @@ class _Rotate(torch.autograd.Function):
 
 
 class _Gated(torch.autograd.Function):
-    """down(silu(gate(x)) · up(x)). Kept are x and the two products; what is cheap is computed again on the way back."""
+    """down(silu(gate(x)) · up(x)). Saves x and the two products; the backward pass computes the cheap rest again."""
 
     @staticmethod
     def forward(ctx: Any, values_ND: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor) -> Tensor:

@@ -49,7 +49,9 @@ def test_short_completions_attend_as_long_ones_do(
     for few, kind in ((1 << 17, ShortCompletions), (0, Completions)):
         monkeypatch.setattr(attention, "FEW_PAIRS", few)
         query, key, value, prompt_key, prompt_value = leaves = [each.clone().requires_grad_() for each in inputs]
-        pattern = completions(lengths, prompt_of, Prompts(prompt_lengths, CPU), {0: prompt_key}, {0: prompt_value})
+        prompts = Prompts(prompt_lengths, CPU)
+        prompts.keys, prompts.values = {0: prompt_key}, {0: prompt_value}
+        pattern = completions(lengths, prompt_of, prompts)
         assert isinstance(pattern, kind)
         attended = pattern.attend(0, query, key, value, 0.3)
         (attended * wanted).sum().backward()

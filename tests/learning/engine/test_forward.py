@@ -1,11 +1,12 @@
 """Forward passes over given completions: packing, padding, parts, chunks and odd heads change neither values nor gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from rl_swarm.learning.engine import attention
+from rl_swarm.learning.engine import attention, forward
 from rl_swarm.learning.engine.architecture import has_plain_head, packed_decoder
 from rl_swarm.learning.engine.attention import HostedDecoder
 from rl_swarm.learning.engine.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
@@ -32,10 +33,19 @@ def alone(made: Policy, passage: Passage) -> tuple[torch.Tensor, torch.Tensor]:
     return logprobs.gather(-1, torch.tensor(passage.completion_ids)[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
-def read(reader: Reader, made: Policy, token_budget: int = 1 << 16) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def packed(made: Policy) -> Reader:
+    assert made.decoder is not None
+    return PackedReader(made.model, made.temperature, made.decoder)
+
+
+def padded(made: Policy) -> Reader:
+    return PaddedReader(made.model, made.temperature, made.pad_id)
+
+
+def read(reader: Reader, token_budget: int = 1 << 16) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """Log-probabilities and entropies by passage, without their padding, after going backward through every part."""
     found = {}
-    for rows, reading in reader.parts(made.model, PASSAGES, token_budget):
+    for rows, reading in reader.parts(PASSAGES, token_budget):
         (reading.logprobs_BT * reading.mask_BT * WEIGHTS[rows].unsqueeze(1)).sum().backward()
         for place, row in enumerate(rows):
             length = len(PASSAGES[row].completion_ids)
@@ -52,33 +62,33 @@ def test_hosted_layers_give_the_same(architecture: str) -> None:
     lean, hosted = policy(architecture), policy(architecture)
     assert isinstance(lean.decoder, LeanDecoder)
     hosted.decoder = HostedDecoder(hosted.model.base_model)
-    found, expected = read(PackedReader(lean), lean), read(PackedReader(hosted), hosted)
+    found, expected = read(packed(lean)), read(packed(hosted))
     for row in found:
         torch.testing.assert_close(found[row], expected[row], rtol=0, atol=1e-5)
     for (name, one), other in zip(lean.model.named_parameters(), hosted.model.parameters(), strict=True):
         assert (one.grad - other.grad).norm() <= 1e-5 * max(1.0, other.grad.norm()), name
 
 
-@pytest.mark.parametrize("logit_values", [1 << 26, 1])
-@pytest.mark.parametrize("token_budget", [1 << 16, 16, 1])
-@pytest.mark.parametrize("kind", [PackedReader, PaddedReader])
+@pytest.mark.parametrize(("token_budget", "logit_values"), [(1 << 16, 1), (16, 1 << 26), (1, 1 << 26)])
+@pytest.mark.parametrize("reader_of", [packed, padded])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_reading_and_gradient_are_those_of_each_passage_alone(
-    architecture: str, kind: type[Reader], token_budget: int, logit_values: int
+    architecture: str, reader_of: Callable[[Policy], Reader], token_budget: int, logit_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_against_the_textbook(architecture, kind, token_budget, logit_values)
+    monkeypatch.setattr(forward, "LOGIT_VALUES", logit_values)
+    check_against_the_textbook(architecture, reader_of, token_budget)
 
 
 @pytest.mark.parametrize("token_budget", [1 << 16, 16, 1])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_long_completions_are_read_alike(architecture: str, token_budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "FEW_PAIRS", 0)
-    check_against_the_textbook(architecture, PackedReader, token_budget, 1 << 26)
+    check_against_the_textbook(architecture, packed, token_budget)
 
 
-def check_against_the_textbook(architecture: str, kind: type[Reader], token_budget: int, logit_values: int) -> None:
+def check_against_the_textbook(architecture: str, reader_of: Callable[[Policy], Reader], token_budget: int) -> None:
     made, textbook = policy(architecture, temperature=0.7), policy(architecture, temperature=0.7)
-    found = read(kind(made, logit_values), made, token_budget)
+    found = read(reader_of(made), token_budget)
     for row, passage in enumerate(PASSAGES):
         logprobs, entropies = alone(textbook, passage)
         (WEIGHTS[row] * logprobs.sum()).backward()
@@ -91,7 +101,7 @@ def check_against_the_textbook(architecture: str, kind: type[Reader], token_budg
 def test_a_frozen_part_gets_no_gradient() -> None:
     made = policy()
     made.model.get_input_embeddings().weight.requires_grad_(False)
-    read(PackedReader(made), made)
+    read(packed(made))
     assert made.model.get_input_embeddings().weight.grad is None
     assert made.model.base_model.layers[0].self_attn.k_proj.weight.grad.abs().max() > 0
 
@@ -99,7 +109,7 @@ def test_a_frozen_part_gets_no_gradient() -> None:
 def test_reading_without_gradients() -> None:
     made = policy()
     with torch.no_grad():
-        parts = list(PackedReader(made).parts(made.model, PASSAGES, 16))
+        parts = list(packed(made).parts(PASSAGES, 16))
     assert not any(reading.logprobs_BT.requires_grad for _, reading in parts)
 
 
@@ -114,11 +124,11 @@ def test_every_prompt_goes_through_the_model_once(monkeypatch: pytest.MonkeyPatc
         return compute(self, embedded, *rest)
 
     monkeypatch.setattr(LeanDecoder, "__call__", watched)
-    assert len(list(PackedReader(made).parts(made.model, passages, 100))) == 1
+    assert len(list(packed(made).parts(passages, 100))) == 1
     assert seen == [10], "7 prompt tokens and the 3 completion tokens that predict another, in one pass"
     seen.clear()
     twice = [Passage((1, 2, 3), (4, 5, 6)), Passage((1, 2, 3), (6, 5, 4))]
-    assert len(list(PackedReader(made).parts(made.model, twice, 6))) == 2
+    assert len(list(packed(made).parts(twice, 6))) == 2
     assert seen == [3, 2, 2], "the prompt, then the completions in two parts"
 
 
@@ -174,8 +184,7 @@ def test_what_cannot_be_packed_is_noticed(reason: str, monkeypatch: pytest.Monke
     else:
         capped(made, takes_logits_to_keep=True)
     assert packed_decoder(made.model, made.end_id) is None
-    monkeypatch.setattr(made, "decoder", None)
-    assert isinstance(make_reader(made), PaddedReader)
+    assert isinstance(make_reader(made.model, None, made.temperature, made.pad_id), PaddedReader)
 
 
 def capped(made: Policy, *, takes_logits_to_keep: bool) -> Policy:
@@ -196,10 +205,11 @@ def capped(made: Policy, *, takes_logits_to_keep: bool) -> Policy:
 
 
 @pytest.mark.parametrize("takes_logits_to_keep", [True, False])
-def test_a_head_that_is_more_than_a_matrix_is_asked_itself(takes_logits_to_keep: bool) -> None:
+def test_a_head_that_is_more_than_a_matrix_is_asked_itself(takes_logits_to_keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "LOGIT_VALUES", 1)
     made = capped(policy(), takes_logits_to_keep=takes_logits_to_keep)
     assert has_plain_head(policy().model, 0)
     assert not has_plain_head(made.model, 0)
-    found = read(PaddedReader(made, 1), made)
+    found = read(padded(made))
     for row, passage in enumerate(PASSAGES):
         torch.testing.assert_close(found[row][0], alone(made, passage)[0].detach(), rtol=0, atol=1e-5)
