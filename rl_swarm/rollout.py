@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Completion:
-    """One decoded answer. Token ids and their log-probabilities stay with the node that sampled them."""
+    """One decoded answer. Token ids stay with the node that sampled them."""
 
     text: str
     reward: float = 0.0
@@ -48,7 +48,6 @@ class Completion:
     tokens: int = 0
     logprob: float | None = None
     token_ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
-    token_logprobs: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

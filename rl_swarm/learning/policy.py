@@ -1,8 +1,7 @@
-"""A language model that answers questions: text, finish reason, and the ids and log-probabilities of what was sampled.
+"""A language model that answers questions: text, finish reason, and the sampled ids with their log-probabilities.
 
-It renders prompts, samples in batches (`sampling.py`), and turns a peer's text into ids of its own tokenizer. It never trains and
-never scores. Dropout is off for good: a policy that sampled with it would not be the policy that is trained, and the
-ratio of the two would not be 1 (GPT-2 has dropout).
+Renders prompts, samples in batches (`engine/sampling.py`), and encodes a peer's text with its own tokenizer. Never trains or
+scores. Dropout (GPT-2 has it) is always off: with it, the policy that samples would not be the policy that is trained.
 """
 
 import functools
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.errors import ModelError
 from rl_swarm.learning.engine.architecture import packed_decoder
 from rl_swarm.learning.engine.sampling import Sampled, Sampler
 from rl_swarm.rollout import Completion, Question
@@ -23,17 +22,17 @@ SYSTEM_PROMPT = (
 )
 PLAIN_PROMPT = "{system}\n\nQuestion: {prompt}\nAnswer:"  # for tokenizers without a chat template
 TEMPLATE_CHARACTERS = 100_000  # that a chat template may add to the messages
-PROMPTS_KEPT = 1024  # rendered prompts remembered: a question is asked, checked for its length and trained on
-# Prompt and completion tokens sampled at once: bounds the cache to 1 or 2 GB for a model of 0.5 B parameters.
+PROMPTS_KEPT = 1024  # size of the cache: a question is asked, checked for its length and trained on
+# Prompt and completion tokens sampled at once: keeps the key-value cache within 2 GB for a model of 0.5 B parameters.
 BATCH_TOKENS = 1 << 16
-LONGEST_TOKEN = 128  # characters: the longest in use stand for runs of spaces
+LONGEST_TOKEN = 128  # characters: the longest tokens in use are runs of spaces
 
 
 class Policy:
-    """The model and its tokenizer behind the few calls that the loop needs; `name` is what peers and people see.
+    """A model and its tokenizer behind the few calls that the loop needs; peers and people see `name`.
 
-    Log-probabilities are of the tempered distribution before `top_p` cuts it, which is also what the trainer computes: at
-    temperature 1 and top_p 1 it is exactly the distribution sampled from.
+    Log-probabilities are of the tempered distribution before `top_p` cuts it, as the trainer computes them. At top_p 1 that is
+    exactly the distribution sampled from.
     """
 
     def __init__(
@@ -46,14 +45,7 @@ class Policy:
         top_p: float = 1.0,
         device: str = "cpu",
         name: str = "",
-        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
-        if max_new_tokens < 1:
-            raise ConfigError(f"MAX_NEW_TOKENS must be at least 1, got {max_new_tokens}: a completion needs a token")
-        if temperature <= 0:
-            raise ConfigError(f"TEMPERATURE must be above 0, got {temperature}: equal completions have nothing to be compared with")
-        if not 0 < top_p <= 1:
-            raise ConfigError(f"TOP_P must be above 0 and at most 1, got {top_p}")
         self.model, self.tokenizer = model.to(device).eval(), tokenizer
         self.max_new_tokens, self.temperature, self.top_p = max_new_tokens, temperature, top_p
         self.device, self.name = torch.device(device), name
@@ -66,34 +58,31 @@ class Policy:
         self._sampler = Sampler(
             self.model, self.decoder, self.pad_id, self.end_ids, max_new_tokens, temperature, top_p, self.device
         )
-        self._batch_tokens = batch_tokens
         self._system_role = tokenizer.chat_template is not None and _accepts_system_role(tokenizer)
-        self.prompt_ids("1")  # a template that cannot be used is found out now
+        self.prompt_ids("1")  # fails now if the template cannot be used
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The question as this model reads it: its chat template where it has one, else `PLAIN_PROMPT`.
+        """Render a question with the tokenizer's chat template, or with `PLAIN_PROMPT` if it has none.
 
-        A template that refuses a system role gets the instruction at the head of the user's message. One that merely leaves system
-        messages out is its author's choice and stays as it is.
+        If the template refuses a system role, the instruction comes first in the user's message. If it silently drops system
+        messages, that is its author's choice.
         """
         return list(self._rendered(prompt))
 
     def _render_prompt(self, prompt: str) -> list[int]:
         if self.tokenizer.chat_template is None:
             ids = self.tokenizer.encode(PLAIN_PROMPT.format(system=SYSTEM_PROMPT, prompt=prompt))
-            return ids[:-1] if ids[-1] in self.end_ids else ids  # some tokenizers close every text they encode
+            return ids[:-1] if ids[-1] in self.end_ids else ids  # some tokenizers end every text they encode
         if self._system_role:
-            messages = [_message("system", SYSTEM_PROMPT), _message("user", prompt)]
-        else:
-            messages = [_message("user", f"{SYSTEM_PROMPT}\n\n{prompt}")]
-        return _render(self.tokenizer, messages, add_generation_prompt=True)
+            return _render(self.tokenizer, system=SYSTEM_PROMPT, user=prompt)
+        return _render(self.tokenizer, user=f"{SYSTEM_PROMPT}\n\n{prompt}")
 
     def completion_ids(self, completion: Completion) -> tuple[tuple[int, ...], bool]:
         """The ids to train on, and whether they are the whole completion.
 
-        An own completion's are those sampled. A peer's text is encoded anew, and special tokens that are spelt out in it are plain
-        text; the end token follows only where the completion stopped by itself, and what exceeds `max_new_tokens` is cut off.
-        Of a very long text the rest is not even encoded, which takes a second a megabyte.
+        Own completions keep the sampled ids. A peer's text is encoded, with special tokens that are spelt out in it as plain text,
+        and cut after `max_new_tokens`. The end token follows only if the completion stopped by itself. The excess of a very long
+        text is not even encoded: that would take a second a megabyte.
         """
         if completion.token_ids:
             return completion.token_ids, True
@@ -107,7 +96,7 @@ class Policy:
         return self.context_tokens is None or len(self.prompt_ids(question.prompt)) + self.max_new_tokens <= self.context_tokens
 
     def check_fits(self, questions: Sequence[Question]) -> None:
-        """Raise ModelError if any of the questions leaves no room for a completion in the model's context."""
+        """Raise ModelError if a question leaves no room for a completion in the model's context."""
         longest = max((len(self.prompt_ids(question.prompt)) for question in questions), default=0)
         if self.context_tokens is not None and longest + self.max_new_tokens > self.context_tokens:
             raise ModelError(
@@ -117,39 +106,42 @@ class Policy:
 
     def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterator[tuple[Completion, ...]]:
         """Sample `group_size` completions of each question, in order; the same seed gives the same completions."""
-        # One uniform number a token, drawn beforehand: a row depends on its own numbers only, so that neither its neighbours, nor
-        # rows that left the batch, nor a batch cut in two for want of memory change what it samples.
+        # One uniform number a token, drawn beforehand: a row depends on its own numbers only, so neither its neighbours, nor rows
+        # that left the batch, nor a batch cut in two for want of memory change its tokens.
         shape = (len(questions), group_size, self.max_new_tokens)
         uniforms_IGT = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        prompts = [self.prompt_ids(question.prompt) for question in questions]
-        for start, stop in self._spans(prompts, group_size):
-            rows = self._sample(prompts[start:stop], group_size, uniforms_IGT[start:stop])
-            for first in range(0, len(rows), group_size):
-                yield tuple(self._completion(row) for row in rows[first : first + group_size])
+        return self._groups(questions, group_size, uniforms_IGT)
 
     def greedy(self, questions: Sequence[Question]) -> list[str]:
-        """The completion of each question that takes the most likely token at every step, for held-out evaluation."""
-        prompts = [self.prompt_ids(question.prompt) for question in questions]
-        spans = self._spans(prompts, 1)
-        return [self._completion(row).text for start, stop in spans for row in self._sample(prompts[start:stop], 1, None)]
+        """Answer each question with the most likely token at every step, for held-out evaluation."""
+        return [completion.text for (completion,) in self._groups(questions, 1, None)]
 
-    def _spans(self, prompts: list[list[int]], group_size: int) -> Iterator[tuple[int, int]]:
-        """Cut the questions into runs that are sampled in one batch, as long as the token budget allows."""
-        start = longest = 0
-        for index, prompt in enumerate(prompts):
-            longest = max(longest, len(prompt))
-            prompt_tokens = (
-                longest * group_size if self.decoder is None else longest
-            )  # a packed prompt is kept once for its completions
-            row_tokens = prompt_tokens + self.max_new_tokens * group_size
-            if index > start and (index + 1 - start) * row_tokens > self._batch_tokens:
-                yield start, index
-                start, longest = index, len(prompt)
-        if prompts:
-            yield start, len(prompts)
+    def _groups(
+        self, questions: Sequence[Question], group_size: int, uniforms_IGT: Tensor | None
+    ) -> Iterator[tuple[Completion, ...]]:
+        """Sample the completions of each question, in batches as large as `BATCH_TOKENS` allows."""
+        prompts = [self.prompt_ids(question.prompt) for question in questions]
+        start = 0
+        while start < len(prompts):
+            stop = self._batch_end(prompts, start, group_size)
+            uniforms = None if uniforms_IGT is None else uniforms_IGT[start:stop]
+            rows = self._sample(prompts[start:stop], group_size, uniforms)
+            for first in range(0, len(rows), group_size):
+                yield tuple(self._completion(row) for row in rows[first : first + group_size])
+            start = stop
+
+    def _batch_end(self, prompts: list[list[int]], start: int, group_size: int) -> int:
+        stop, longest = start, 0
+        while stop < len(prompts):
+            longest = max(longest, len(prompts[stop]))
+            prompt_tokens = longest if self.decoder else longest * group_size  # packed, completions share their prompt
+            if stop > start and (stop + 1 - start) * (prompt_tokens + self.max_new_tokens * group_size) > BATCH_TOKENS:
+                break
+            stop += 1
+        return stop
 
     def _sample(self, prompts: list[list[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
-        """Sample one batch; when it does not fit in memory, its halves."""
+        """Sample one batch, or its halves if it does not fit in memory."""
         try:
             return self._sampler.sample(prompts, group_size, uniforms_IGT)
         except RuntimeError as error:
@@ -173,60 +165,59 @@ class Policy:
             tokens=len(row.token_ids),
             logprob=sum(row.logprobs),
             token_ids=row.token_ids,
-            token_logprobs=row.logprobs,
         )
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an exception of its own; MPS and the CPU's allocator only say so."""
+    """Tell lack of memory from other errors: CUDA has its own exception, MPS and the CPU's allocator only a message."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every token that ends a completion: the tokenizer's own and those in the model's generation settings."""
-    settings = getattr(model, "generation_config", None)
-    configured = getattr(settings, "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
     if tokenizer.eos_token_id is None:
         raise ModelError("the tokenizer has no end-of-sequence token, so no completion could ever stop: choose another MODEL_NAME")
-    return frozenset(ids)
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return frozenset({tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None})
 
 
 def _turn_end(tokenizer: Any, end_ids: frozenset[int]) -> int:
-    """The token that ends this model's own answers, to be put after a peer's: some chat templates close a turn with another token
-    than the tokenizer's end of sequence (Gemma)."""
+    """The token that ends this model's own answers: some chat templates close a turn with another token than the tokenizer's end of
+    sequence (Gemma)."""
     if tokenizer.chat_template is None:
         return tokenizer.eos_token_id
-    turn = _render(tokenizer, [_message("user", "1"), _message("assistant", "1")], add_generation_prompt=False)
+    turn = _render(tokenizer, user="1", assistant="1")
     return next((token for token in reversed(turn) if token in end_ids), tokenizer.eos_token_id)
 
 
 def _accepts_system_role(tokenizer: Any) -> bool:
     try:
-        _render(tokenizer, [_message("system", "1"), _message("user", "1")], add_generation_prompt=True)
+        _render(tokenizer, system="1", user="1")
     except ModelError:
         return False
     return True
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _render(tokenizer: Any, **contents: str) -> list[int]:
+    """The messages, by role, as token ids, followed by the start of an answer if there is none.
 
-
-def _render(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
-    """The messages as token ids; raise ModelError for a template that fails, or writes nothing or far more than it was given."""
+    Raise ModelError for a template that fails, writes nothing, or writes far more than it was given.
+    """
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
     try:
-        # Templates of models that can think at length before they answer read `enable_thinking`: it would use up MAX_NEW_TOKENS.
         text = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, tokenize=False, enable_thinking=False
+            messages,
+            add_generation_prompt="assistant" not in contents,
+            tokenize=False,
+            enable_thinking=False,  # read by templates of models that may think at length, which would use up MAX_NEW_TOKENS
         )
-    except Exception as error:  # a template is a program of whoever made the model: it may raise anything
+    except Exception as error:  # a template is the model author's program and may raise anything
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ModelError(
             f"the chat template of the model's tokenizer fails ({type(error).__name__}: {reason}): choose another MODEL_NAME"
         ) from error
-    most = sum(len(message["content"]) for message in messages) + TEMPLATE_CHARACTERS
+    most = sum(map(len, contents.values())) + TEMPLATE_CHARACTERS
     if not isinstance(text, str) or not 0 < len(text) <= most:
         found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
         raise ModelError(

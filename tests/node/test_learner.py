@@ -102,9 +102,7 @@ def _answer_by_chance(worker: Any) -> None:
         for question, group in zip(questions, sample(questions, group_size, seed), strict=True):
             text = f"<answer>{question.answer}</answer>"
             ids = tuple(worker.policy.tokenizer.encode(text))
-            told = Completion(
-                text, finish="length", tokens=len(ids), logprob=-5.0, token_ids=ids, token_logprobs=(-0.5,) * len(ids)
-            )
+            told = Completion(text, finish="length", tokens=len(ids), logprob=-5.0, token_ids=ids)
             yield (told, *group[1:])
 
     worker.policy.answer = answer

@@ -242,8 +242,8 @@ class _Shared(torch.autograd.Function):
 class Growing:
     """Rows that get one token at each step, up to `steps`; the `group_size` rows of a prompt share its keys and values.
 
-    Every row has a cell in a table of prompts × places, so that rows of one prompt meet its keys in one product. Keys and values of a
-    row's own tokens lie in the same order. Rows that ended leave by `keep`; an empty cell is computed and never read.
+    Every row has a cell in a table of prompts × places, so that rows of one prompt meet its keys in one product. Keys and values of
+    a row's own tokens lie in the same order. Rows that ended leave by `keep`; an empty cell is computed and never read.
     """
 
     def __init__(self, prompts: Prompts, group_size: int, steps: int) -> None:

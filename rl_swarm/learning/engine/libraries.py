@@ -1,24 +1,16 @@
-"""The versions of libraries that this package works with, checked where they are used: a wrong one fails in strange places later.
-
-Nothing is imported here before it is asked for.
-"""
-
-import re
+"""Check library versions where a library is used: a wrong version would fail in strange places later. Imports nothing by itself."""
 
 from rl_swarm.errors import ModelError
 
-TRANSFORMERS = ((5, 0), (6, 0))  # from, and below; pyproject.toml says the same
-WANTED = "transformers>=5.0,<6"
+WANTED = "transformers>=5.0,<6"  # as in pyproject.toml
 
 
 def usable_transformers(version: str) -> bool:
-    least, beyond = TRANSFORMERS
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    return least <= found < beyond
+    return version.startswith("5.")
 
 
 def require_transformers() -> None:
-    """Raise ModelError if transformers is missing or of a version that this package does not work with."""
+    """Raise ModelError if transformers is missing or of an unusable version."""
     try:
         import transformers
     except ModuleNotFoundError as error:
