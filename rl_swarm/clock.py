@@ -8,16 +8,16 @@ from typing import Protocol
 
 class Clock(Protocol):
     def wall(self) -> float:
-        """Seconds since the epoch: for people to read, never for comparing two machines."""
+        """Seconds since the epoch: for people, never for comparing two machines."""
 
     def monotonic(self) -> float:
-        """Seconds on this machine: for every time-out."""
+        """Seconds on this machine: for every timeout."""
 
     def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
-    """Real time; `wake` ends the current and every later sleep at once, which is how a signal stops a waiting node."""
+    """Real time; `wake` ends the current and every later sleep, so that a signal can stop a waiting node."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -36,7 +36,7 @@ class SystemClock:
 
 
 class Pauses:
-    """Jittered pauses that grow from short to `longest`: an answer that comes soon is heard soon, a long wait costs few looks."""
+    """Jittered pauses that grow up to `longest`: an early answer is noticed early, and a long wait costs few looks."""
 
     def __init__(self, clock: Clock, longest: float, chance: random.Random) -> None:
         self.clock = clock

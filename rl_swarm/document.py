@@ -1,9 +1,8 @@
-"""Seal and open the JSON documents that nodes exchange, so that no reader ever trusts half a file or a flipped byte.
+"""Seal and open the JSON documents that nodes exchange, so that no reader trusts half a file or a flipped byte.
 
-A sealed document is one line of JSON whose last member is the SHA-256 of everything before it. The checksum covers the bytes
-as written, so a reader needs no canonical form. It guards against accidents of storage; it is no signature
-(see swarm/signatures.py).
-This module never touches a store.
+A sealed document is one line of JSON whose last member is the SHA-256 of everything before it. The checksum covers the bytes as
+written, so a reader needs no canonical form. It guards against storage errors; signatures are in swarm/signatures.py. Never
+touches a store.
 """
 
 import hashlib
@@ -33,17 +32,17 @@ def seal(document: msgspec.Struct) -> bytes:
 
 
 def close(body: bytes) -> bytes:
-    """A JSON object with its checksum as the last member."""
+    """Append its checksum to a JSON object, as the last member."""
     return body[:-1] + _OPEN + hashlib.sha256(body).hexdigest().encode() + _CLOSE
 
 
 def unseal(data: bytes, kind: type[T], limit: int = SMALL_BYTES) -> T:
-    """Return the document, or raise Incomplete (look again later) or BadDocument (never look again)."""
+    """Return the document; raise Incomplete (look again later) or BadDocument (never look again)."""
     return parse(body_of(data, limit), kind)
 
 
 def body_of(data: bytes, limit: int) -> bytes:
-    """The JSON object that was sealed, as it was written, with its checksum checked."""
+    """The sealed JSON object as it was written; verifies the checksum."""
     if len(data) > limit:
         raise BadDocument("too_large", f"{len(data)} bytes, the limit is {limit}")
     tail = data[-_TAIL:]
@@ -56,7 +55,7 @@ def body_of(data: bytes, limit: int) -> bytes:
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """Decode JSON of our schema into `kind`, with every type and range checked."""
+    """Decode JSON of our schema into `kind`, checking every type and range."""
     try:
         schema = msgspec.json.decode(body, type=_Header).schema
         if schema != SCHEMA:
@@ -67,10 +66,10 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def typed(state: object, kind: type[T]) -> T:
-    """What a checkpoint says, as `kind`, with every type and range checked; raise CheckpointError if it is something else."""
+    """Convert a checkpoint's state into `kind`, checking every type and range; raise CheckpointError if it is something else."""
     try:
         found = msgspec.convert(state, kind)
-        msgspec.json.encode(found)  # also finds half a pair of characters in the name of anything, which no journal could take
+        msgspec.json.encode(found)  # finds lone surrogates, which no journal could write
     except (msgspec.ValidationError, UnicodeEncodeError, RecursionError, OverflowError, TypeError) as error:
-        raise CheckpointError(f"what it says of the node is no {kind.__name__}: {error}") from None
+        raise CheckpointError(f"its state is no {kind.__name__}: {error}") from None
     return found

@@ -11,10 +11,10 @@
     ├── BadRollout           a peer's rollout that cannot be verified; carries a `reason` that is counted
     ├── ModelError           a model cannot be loaded or used as asked
     ├── CheckpointError      a checkpoint cannot be used; the one before it is tried
-    │   └── OtherModel       it is whole, and of another model: the settings are wrong, or it is somebody else's
-    └── NodeFailed, CellFailed  a child of a command ended; each lies with the command that raises it
+    │   └── OtherModel       the checkpoint is whole, but of another model: a wrong setting, or somebody else's checkpoint
+    └── NodeFailed, CellFailed  a child process of a command ended; defined beside that command
 
-Anything else that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
+Any other exception that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
 """
 
 
@@ -22,49 +22,41 @@ class SwarmError(Exception):
     """Root of the tree; its text is one line that states the fact, the value and the remedy."""
 
 
-class ConfigError(SwarmError):
-    pass
+class ConfigError(SwarmError): ...
 
 
-class StoreError(SwarmError):
-    pass
+class StoreError(SwarmError): ...
 
 
-class NotFound(StoreError):
-    pass
+class NotFound(StoreError): ...
 
 
 class Refused(NotFound):
-    """Whoever only reads may take it for not found; whoever writes sets the document aside and says why."""
+    """A reader may take it for not found; a writer sets its document aside and says why."""
 
 
-class StoreAway(StoreError):
-    pass
+class StoreAway(StoreError): ...
 
 
-class BadDocument(SwarmError):
+class _Counted(SwarmError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 
 
-class Incomplete(BadDocument):
-    pass
+class BadDocument(_Counted): ...
 
 
-class BadRollout(SwarmError):
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
+class Incomplete(BadDocument): ...
 
 
-class ModelError(SwarmError):
-    pass
+class BadRollout(_Counted): ...
 
 
-class CheckpointError(SwarmError):
-    pass
+class ModelError(SwarmError): ...
 
 
-class OtherModel(CheckpointError):
-    pass
+class CheckpointError(SwarmError): ...
+
+
+class OtherModel(CheckpointError): ...

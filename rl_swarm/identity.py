@@ -1,9 +1,8 @@
-"""A node's key: Ed25519, in a file that nobody else may read. It signs and checks bytes; what they mean, others know.
+"""A node's Ed25519 key, in a file that nobody else may read. Signs and verifies bytes; knows nothing about their meaning.
 
-The `cryptography` library is an optional extra, imported only where there is a key or a signature to use.
+The `cryptography` library is an optional extra, imported only when there is a key or a signature to use.
 """
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -55,7 +54,7 @@ def signed_by(public: str, signature: str, message: bytes) -> bool:
 
 
 def load_identity(value: str, shared: Path | None = None) -> Identity:
-    """The key in a file, made if there is none. `shared` is the store's folder, where everybody could read it."""
+    """Load the key from a file, or create it. `shared` is the store's folder, where everybody could read it."""
     require_library("SWARM_IDENTITY")
     path = expanded(value, "SWARM_IDENTITY").absolute()
     path = path / KEY_FILE if path.is_dir() else path
@@ -75,7 +74,7 @@ def load_identity(value: str, shared: Path | None = None) -> Identity:
 
 
 def _make(path: Path) -> None:
-    """Write a new key under another name first: of several nodes that start at once, one wins and all use its key."""
+    """Write a new key under another name first: if several nodes start at once, one wins and all use its key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -92,8 +91,7 @@ def _make(path: Path) -> None:
         pass
     except OSError:  # a disk without links
         os.replace(part, path)
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
+    part.unlink(missing_ok=True)
 
 
 def _read(pem: bytes, value: str) -> Identity:
@@ -107,17 +105,16 @@ def _read(pem: bytes, value: str) -> Identity:
         private = None
     if not isinstance(private, Ed25519PrivateKey):
         raise ConfigError(
-            f"SWARM_IDENTITY must be an Ed25519 key in PEM without a password, got {value!r}: name another file, or one that is "
-            "not there to have it made"
+            f"SWARM_IDENTITY must be an Ed25519 key in PEM without a password, got {value!r}: name another file, or a new one to "
+            "create a key"
         )
     return Identity(private.public_key().public_bytes_raw().hex(), private)
 
 
 def allowed_keys(value: str, variable: str = "SWARM_ALLOWED_KEYS") -> dict[str, str | None]:
-    """Public keys from a comma list, or from a file with one a line, and the name that each may use, None for any.
+    """Public keys from a comma-separated list or a file with one per line, and the name that each may use, None for any.
 
-    In a file a name may follow its key after a space; what follows a '#' is for people.
-    """
+    In a file, a name may follow its key after a space; '#' begins a comment."""
     require_library(variable)
     lines = value.split(",")
     if not all(_PUBLIC.fullmatch(line.strip().lower()) for line in lines):

@@ -1,11 +1,11 @@
 """Question, Completion, Rollout, and the bundle in which a node publishes its rollouts of one round.
 
-The file keeps the shape that people know (`peer_id, round, stage, timestamp, rollouts: {"0": [{prompt, response, reward}]}`) and
-adds what a reader needs to check it. Reading validates types, ranges and sizes; whether a claim is *true* is for `tasks/`.
+The file keeps the documented shape (`peer_id, round, stage, timestamp, rollouts: {"0": [{prompt, response, reward}]}`) and adds
+what a reader needs to check it. Reading validates types, ranges and sizes; `tasks/` decides whether a claim is *true*.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import msgspec
@@ -17,13 +17,13 @@ from rl_swarm.errors import BadDocument, Incomplete
 BUNDLE_BYTES = 8 << 20
 LONGEST_TEXT = 200_000
 MOST_ROLLOUTS = 1024
-TOLERANCE = 0.05  # of rewards: a rollout with a smaller range of them is not informative
+TOLERANCE = 0.05  # a rollout whose rewards have a smaller range is not informative
 GROUP_LIMITS = (2, 256)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Enough to regenerate a question; `task` is None where only its text is known (the plain documented form)."""
+    """Enough to regenerate a question; `task` is None if only its text is known (the plain documented form)."""
 
     prompt: str
     answer: str | None = None
@@ -67,7 +67,7 @@ class Rollout:
 
     @property
     def text_id(self) -> str:
-        """Identity of what is trained on: question and completions in any order, whoever sent them with whatever seed and round."""
+        """Identity of the text to train on: question and completions in any order, whatever the sender, seed and round."""
         texts = sorted(hashlib.sha256(done.text.encode("utf-8", "surrogatepass")).digest() for done in self.completions)
         return hashlib.sha256(b"".join([self.question.text_id.encode(), *texts])).hexdigest()[:16]
 
@@ -79,15 +79,14 @@ class Rollout:
     def informative(self) -> bool:
         """Whether the rewards differ enough to say which completion was better (arXiv:2509.08721 §5 drops the rest).
 
-        The range is compared, not the standard deviation, so that the meaning does not depend on the size of the group. Floors and
-        crumbs of partial credit that lie closer together than the tolerance teach nothing.
-        """
+        Compares the range, not the standard deviation, so that the size of the group does not matter. Floors and crumbs of partial
+        credit closer together than the tolerance teach nothing."""
         return max(self.rewards) - min(self.rewards) >= TOLERANCE
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one node publishes at once: some or all of its rollouts of one round and stage."""
+    """Rollouts of one node, round and stage that are published together."""
 
     experiment: str
     node_id: str
@@ -123,9 +122,11 @@ class _Question(msgspec.Struct):
     answer: Text | None
 
 
-class _Bundle(msgspec.Struct):
-    schema: int
-    peer_id: Name
+class _Bundle(msgspec.Struct, kw_only=True, rename={"node_id": "peer_id"}):
+    """The fields of a Bundle, with the questions apart from the rollouts."""
+
+    schema: int = SCHEMA
+    node_id: Name
     experiment: Name
     round: Count
     stage: Count
@@ -138,7 +139,7 @@ class _Bundle(msgspec.Struct):
 
 
 class _PlainBundle(msgspec.Struct):
-    """The documented form without our additions; one that has a schema number is a bundle of ours that is not all there."""
+    """The documented form without our additions; with a schema number it is a damaged bundle of ours."""
 
     peer_id: Name
     round: Count
@@ -160,21 +161,7 @@ def encode(bundle: Bundle) -> bytes:
             _Completion(asked.prompt, done.text, done.reward, done.finish, done.tokens, done.logprob)
             for done in rollout.completions
         ]
-    return seal(
-        _Bundle(
-            schema=SCHEMA,
-            peer_id=bundle.node_id,
-            experiment=bundle.experiment,
-            round=bundle.round,
-            stage=bundle.stage,
-            timestamp=bundle.timestamp,
-            model=bundle.model,
-            policy_version=bundle.policy_version,
-            tasks_version=bundle.tasks_version,
-            questions=questions,
-            rollouts=rollouts,
-        )
-    )
+    return seal(_Bundle(**vars(bundle) | {"questions": questions, "rollouts": rollouts}))
 
 
 def decode(data: bytes) -> Bundle:
@@ -186,22 +173,12 @@ def decode(data: bytes) -> Bundle:
     for slot, group in wire.rollouts.items():
         asked = wire.questions[slot]
         question = Question(_common_prompt(group), asked.answer, asked.task, asked.config, asked.seed, asked.index)
-        rollouts.append(Rollout(question, _completions(group), wire.peer_id, wire.round, wire.stage, int(slot)))
-    return Bundle(
-        experiment=wire.experiment,
-        node_id=wire.peer_id,
-        round=wire.round,
-        stage=wire.stage,
-        timestamp=wire.timestamp,
-        model=wire.model,
-        policy_version=wire.policy_version,
-        tasks_version=wire.tasks_version,
-        rollouts=tuple(rollouts),
-    )
+        rollouts.append(Rollout(question, _completions(group), wire.node_id, wire.round, wire.stage, int(slot)))
+    return Bundle(**{each.name: getattr(wire, each.name) for each in fields(Bundle)} | {"rollouts": tuple(rollouts)})
 
 
 def decode_plain(data: bytes) -> Bundle:
-    """Read the plain documented form, which has no checksum and no regenerable question: for showing, never for training."""
+    """Read the plain documented form, without checksum and regenerable questions: for showing, never for training."""
     if len(data) > BUNDLE_BYTES:
         raise BadDocument("too_large", f"{len(data)} bytes, the limit is {BUNDLE_BYTES}")
     try:
@@ -219,8 +196,9 @@ def decode_plain(data: bytes) -> Bundle:
 
 
 def _common_prompt(group: list[_Completion]) -> str:
-    if len({done.prompt for done in group}) != 1:
-        raise BadDocument("malformed", f"a rollout must have one prompt, got {len({done.prompt for done in group})}")
+    prompts = {done.prompt for done in group}
+    if len(prompts) != 1:
+        raise BadDocument("malformed", f"a rollout must have one prompt, got {len(prompts)}")
     return group[0].prompt
 
 
