@@ -22,7 +22,7 @@ from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks.bench import BLOCK, CannotMake, Item
-from rl_swarm.tasks.helper import Helper, Place, TooSlow, shared_helper
+from rl_swarm.tasks.helper import Place, TooSlow, shared_helper
 from rl_swarm.tasks.spec import TaskSpec
 
 HELD_OUT_PER_TASK = 16
@@ -59,7 +59,7 @@ class Tasks:
         self.counters: Counter[str] = Counter()
         self._origin = (seed, node_id)
         self._bounds = list(accumulate(spec.weight for spec in self.specs))
-        self._shared: Helper | None = shared_helper(self.specs)
+        self._helper = shared_helper(self.specs)  # ends with the last Tasks that uses it
         self._held_out_per_task = held_out_per_task
         self._position = 0
         self._drawn = {spec.id: 0 for spec in self.specs}
@@ -127,15 +127,6 @@ class Tasks:
     def held_out(self) -> list[Question]:
         """Questions that nobody trains on: the same for every node and seed of an experiment."""
         return list(self._held_out.values())
-
-    def close(self) -> None:
-        """Let go of the helper, which ends if no other Tasks uses it. Without this call it ends with this object or process."""
-        self._shared = None
-
-    @property
-    def _helper(self) -> Helper:
-        assert self._shared is not None, "these tasks are closed"
-        return self._shared
 
     def _judge(self, asked: Question, answers: Sequence[str | None], seconds: float = math.inf) -> tuple[Question, list[float]]:
         """Make a question again and score the answers, 0 for None; raise CannotMake if it is not one of ours, or TooSlow."""
