@@ -75,10 +75,8 @@ def actor_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def actor(actor_file: Path) -> Iterator[Tasks]:
-    tasks = make(actor_file)
-    yield tasks
-    tasks.close()
+def actor(actor_file: Path) -> Tasks:
+    return make(actor_file)
 
 
 def make(file: Path) -> Tasks:
@@ -107,11 +105,11 @@ def wait_until(fact: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 def test_a_group_has_a_deadline_for_each_completion(actor: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
+    monkeypatch.setattr(helper, "JUDGE_SECONDS", 0.6)
     (question,) = actor.draw(1)
     began = time.monotonic()
-    assert actor.score_all(question, [tagged("sleep 0.4")] * 6 + [tagged("yes")]) == [0.0] * 6 + [1.0]
-    assert time.monotonic() - began > 2.0
+    assert actor.score_all(question, [tagged("sleep 0.2")] * 6 + [tagged("yes")]) == [0.0] * 6 + [1.0]
+    assert time.monotonic() - began > 1.2
     assert actor.counters == {}
     answers = ["yes", "hang", "yes", "die", "no", "hang", "yes", "yes"]
     scores = actor.score_all(question, [tagged(answer) for answer in answers])
@@ -248,29 +246,21 @@ def run_script(tmp_path: Path, script: str, **environment: str) -> subprocess.Co
     return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
 
-def test_the_node_never_imports_reasoning_gym(tmp_path: Path) -> None:
+def test_the_node_imports_neither_reasoning_gym_nor_anything_in_the_current_folder(tmp_path: Path) -> None:
+    """That folder may be the shared one: whoever can write there could have code run."""
+    for name in ("random", "decimal", "reasoning_gym", "sympy", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("open('trace', 'w')")
     script = """
         import sys
         from rl_swarm.tasks import Tasks, parse_tasks
-        tasks = Tasks(parse_tasks("paper,countdown"), seed=1, node_id="a")
+        tasks = Tasks(parse_tasks("arc_1d,binary_matrix,countdown"), seed=1, node_id="a", held_out_per_task=2)
         question = tasks.held_out()[0]
         tasks.score_all(question, ["<answer>1</answer>"] * 4)
-        tasks.draw(20)
+        tasks.draw(5)
         print({"reasoning_gym", "sympy", "numpy"} & set(sys.modules))
     """
     done = run_script(tmp_path, script)
     assert (done.stdout, done.stderr) == ("set()\n", "")
-
-
-def test_nothing_in_the_current_folder_is_imported(tmp_path: Path) -> None:
-    """It may be the shared one: whoever can write there would have code of his run."""
-    for name in ("random", "decimal", "reasoning_gym", "sympy", "sitecustomize"):
-        (tmp_path / f"{name}.py").write_text("open('trace', 'w')")
-    script = """
-        from rl_swarm.tasks import Tasks, parse_tasks
-        print(len(Tasks(parse_tasks("countdown"), seed=1, node_id="a").draw(2)))
-    """
-    assert run_script(tmp_path, script).stdout == "2\n"
     assert not (tmp_path / "trace").exists()
 
 
@@ -319,7 +309,7 @@ def test_tasks_with_the_same_specs_share_a_helper_which_ends_with_the_last(actor
     one, other = make(actor_file), make(actor_file)
     pid = pid_of(one)
     assert pid_of(other) == pid
-    one.close()
+    del one
     assert pid_of(other) == pid
     del other
     assert wait_until(lambda: not alive(pid))
@@ -381,11 +371,18 @@ WAITING = """
 """
 
 
+# In the place of reasoning-gym, which these tests need not load.
+NO_GYM = "raise ModuleNotFoundError('nothing', name='reasoning_gym')"
+SHORT_DEADLINE = "from rl_swarm.tasks import serving\nserving.JUDGE_SECONDS = 0.5\n"
+
+
 @pytest.fixture
-def waiting(tmp_path: Path, actor_file: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A process that waits for a verifier which hangs, and the helper in which it does."""
+def waiting(tmp_path: Path, actor_file: Path, request: pytest.FixtureRequest) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A process that waits for a verifier which hangs, and the helper in which it does. The parameter is run by the loader."""
     (tmp_path / "waiting.py").write_text(textwrap.dedent(WAITING.format(file=str(actor_file))))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "reasoning_gym.py").write_text(getattr(request, "param", "") + NO_GYM)
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{ROOT}"}
     process = subprocess.Popen([sys.executable, str(tmp_path / "waiting.py")], env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
@@ -417,6 +414,7 @@ def test_a_helper_ends_soon_after_its_node_was_killed(waiting: tuple["subprocess
 
 
 @LINUX
+@pytest.mark.parametrize("waiting", [SHORT_DEADLINE], ids=["short deadline"], indirect=True)
 def test_a_helper_whose_loader_was_killed_too_ends_by_itself(waiting: tuple["subprocess.Popen[str]", int]) -> None:
     process, pid = waiting
     (loader,) = children_of(process.pid)

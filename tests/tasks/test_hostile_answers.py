@@ -1,7 +1,8 @@
-"""Hostile answers for every task of reasoning-gym, a few each; `make hostile` scores hundreds. And: the net has no holes."""
+"""Hostile answers for the tasks of reasoning-gym, a few each; `make hostile` scores hundreds. And: the net has no holes."""
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from tests.tasks.hostile_answers import CANARY_FILE, CANARY_MODULE, CANARY_VARIA
 REFUSED = {
     "composite": "cannot be configured in TASKS",
     "list_functions": "makes other questions of the same seed",
+}
+
+GATED = {
+    *("binary_matrix", "bitwise_arithmetic", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"),
+    *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
+    *("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour"),
 }
 
 # The mistake that the gates prevent: a verifier that evaluates what it is given.
@@ -38,22 +45,46 @@ def test_answers_follow_from_the_seed_and_are_of_every_kind(tmp_path: Path) -> N
     assert "0 1\n1 2" not in answers
 
 
-@pytest.mark.timeout(120)
-def test_twenty_hostile_answers_for_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
-    names = all_tasks()
-    assert len(names) > 95
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which hostile code would leave traces; helpers are forked by a loader that the canary watches."""
+    path = tmp_path_factory.mktemp("watched")
+    with watched(path):
+        yield path
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    with contextlib.closing(Watcher()) as found:
+        yield found
+
+
+def assert_unharmed(names: list[str], folder: Path, watcher: Watcher) -> None:
     before = memory_mb()
-    with watched(tmp_path), contextlib.closing(Watcher()) as watcher:
-        outcomes = [attack(name, 20, seed, tmp_path, watcher) for seed, name in enumerate(names)]
+    outcomes = [attack(name, 20, seed, folder, watcher) for seed, name in enumerate(names)]
     assert [outcome.faults for outcome in outcomes if outcome.faults] == []
-    assert {outcome.task for outcome in outcomes if outcome.refused} == set(REFUSED)
+    assert {outcome.task for outcome in outcomes if outcome.refused} == REFUSED.keys() & set(names)
     assert all(outcome.answers == 20 for outcome in outcomes if not outcome.refused)
     assert memory_mb() - before < GROWTH_MB
 
 
-def test_answers_that_are_executed_leave_traces(tmp_path: Path) -> None:
-    file = tmp_path / CANARY_FILE
+def test_twenty_hostile_answers_for_every_gated_task_and_some_others(
+    folder: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
+    names = all_tasks()
+    assert len(names) > 95 and set(names) > GATED
+    assert_unharmed(sorted({*GATED, *names[::6], "list_functions"}), folder, watcher)
+
+
+@pytest.mark.slow
+def test_twenty_hostile_answers_for_every_task(folder: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
+    assert_unharmed(all_tasks(), folder, watcher)
+
+
+def test_answers_that_are_executed_leave_traces(folder: Path) -> None:
+    file, report = folder / CANARY_FILE, folder / "report"
     codes = {
         f"__import__('{CANARY_MODULE}')": "imported hostile_canary",
         f"open('{file}', 'w')": f"open ('{file}'",
@@ -64,34 +95,35 @@ def test_answers_that_are_executed_leave_traces(tmp_path: Path) -> None:
         "open('/etc/passwd')": "open ('/etc/passwd'",
         "__import__('ctypes').CDLL(None)": "ctypes.dlopen",
     }
-    (tmp_path / "careless.py").write_text(CARELESS)
-    with watched(tmp_path) as report:
-        careless = helper.Helper(parse_tasks(str(tmp_path / "careless.py")))
-        for code, seen in codes.items():
-            report.write_text("")
-            careless.judge((0, 1, 0), "What?", [code])
-            assert seen in report.read_text(), code
+    (folder / "careless.py").write_text(CARELESS)
+    careless = helper.Helper(parse_tasks(str(folder / "careless.py")))
+    for code, seen in codes.items():
+        report.write_text("")
+        careless.judge((0, 1, 0), "What?", [code])
+        assert seen in report.read_text(), code
     assert file.exists()
-    assert f"{CANARY_FILE} was written" in traces(tmp_path)
+    assert f"{CANARY_FILE} was written" in traces(folder)
 
 
-def test_a_helper_that_grows_or_is_slow_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "greedy.py").write_text(
+def test_a_helper_that_grows_or_is_slow_is_noticed(folder: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "greedy.py").write_text(
         "import time\n"
         "def question(seed, index):\n    return 'What?', '1'\n"
         "def score(question, text):\n    taken = b'x' * (200 << 20)\n    time.sleep(0.3)\n    return 0.0\n"
     )
-    [spec] = parse_tasks(str(tmp_path / "greedy.py"))
+    [spec] = parse_tasks(str(folder / "greedy.py"))
     monkeypatch.setattr("checks.hostile_run.TaskSpec", lambda name: spec)
     monkeypatch.setattr("checks.hostile_run.OVERHEAD_MB", -1200.0)  # of a limit of about 1,300
     monkeypatch.setattr("checks.hostile_run.SLACK_SECONDS", 0.2 - helper.JUDGE_SECONDS)
-    with watched(tmp_path), contextlib.closing(Watcher()) as watcher:
-        outcome = attack("greedy", 3, 1, tmp_path, watcher)
+    outcome = attack("greedy", 3, 1, folder, watcher)
     assert " s for " in outcome.faults[0] and " its limit is " in outcome.faults[1] and len(outcome.faults) == 2
     assert outcome.peak_mb > 200
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_where_it_was_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("checks.hostile_run.watched", lambda folder: (folder / "report").open("w"))  # needs no loader of its own
     output = tmp_path / "out" / "hostile.jsonl"
     run(["gcd"], 5, 1, output)
     assert set(run(["gcd", "list_functions"], 5, 1, output)) == {"gcd", "list_functions"}

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,9 @@ def own_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def own(own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
+def own(own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Tasks:
     monkeypatch.setattr(helper, "JUDGE_SECONDS", 0.5)
-    tasks = make(str(own_file()))
-    yield tasks
-    tasks.close()
+    return make(str(own_file()))
 
 
 class TestGrammar:
@@ -807,7 +805,6 @@ class TestOwnTasks:
         peer = make(str(own_file(LADDER + "\n# other")), "peer")
         with pytest.raises(BadRollout, match="task_not_allowed"):
             own.verify(published(peer.draw(1)[0], tagged("1")))
-        peer.close()
 
     def test_canonical_text_names_the_content(self, own_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
         path = own_file()
@@ -847,7 +844,6 @@ class TestOwnTasks:
         tasks = make(str(own_file("def question(seed, index):\n    return f'Say {seed} {index}', f' {index}\\n'\n")))
         (question,) = tasks.draw(1)
         assert [tasks.score(question, tagged(text)) for text in (question.answer, "no")] == [1.0, 0.0]
-        tasks.close()
 
     @pytest.mark.parametrize(
         ("source", "says"),
@@ -882,4 +878,3 @@ class TestOwnTasks:
         for question in tasks.draw(5):
             assert tasks.score(question, tagged(question.answer)) == 1.0
             assert tasks.score(question, tagged("no")) == 0.0
-        tasks.close()
