@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,33 +40,22 @@ from tests.support.rows import metrics
 from tests.support.tiny_models import gpt2, plain_tokenizer
 
 
-def test_j_0_inside_a_swarm_gives_the_weights_of_a_run_without_one(tmp_path: Path) -> None:
-    alone = make_worker(MemoryStore(), tmp_path / "alone", "me", MAX_ROUNDS=3, EVAL_INTERVAL=0)
-    alone.run()
-    store = MemoryStore()
-    peer = make_worker(store, tmp_path / "swarm", "peer", MAX_ROUNDS=3, EVAL_INTERVAL=0, SEED=7)
-    among = make_worker(store, tmp_path / "swarm", "me", MAX_ROUNDS=3, EVAL_INTERVAL=0)
-    for number in range(3):
-        peer.play(number)
-        among.play(number)
-    assert same(weights(alone), weights(among))
-    assert not same(weights(alone), weights(peer))
-
-
-def test_external_rollouts_reach_the_weights(tmp_path: Path) -> None:
+def test_external_rollouts_reach_the_weights_and_j_0_gives_those_of_a_run_without_a_swarm(tmp_path: Path) -> None:
     def train(external: int) -> Any:
         store = MemoryStore()
         peer = make_worker(store, tmp_path / str(external), "peer", SEED=7, EVAL_INTERVAL=0, NUM_TRAIN_SAMPLES=16)
         among = make_worker(store, tmp_path / str(external), "me", NUM_TRANSPLANT_TREES=external, EVAL_INTERVAL=0)
-        for number in range(3):
+        for number in range(2):
             peer.play(number)
             among.play(number)
         copy_journals(among)
-        return weights(among), sum(row["external_used"] for row in metrics(store, LAYOUT, "me"))
+        return weights(among), weights(peer), sum(row["external_used"] for row in metrics(store, LAYOUT, "me"))
 
-    (without, none), (with_peers, used) = train(0), train(4)
+    alone = make_worker(MemoryStore(), tmp_path / "alone", "me", MAX_ROUNDS=2, EVAL_INTERVAL=0)
+    alone.run()
+    (without, peer, none), (with_peers, _, used) = train(0), train(4)
     assert none == 0 < used
-    assert not same(without, with_peers)
+    assert same(weights(alone), without) and not same(without, with_peers) and not same(without, peer)
 
 
 def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path: Path) -> None:
@@ -79,7 +69,7 @@ def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path
     other = make_worker(store, tmp_path, "other", **shared, MODEL_NAME=folder, LEARNING_RATE=1e-4)
     _answer_by_chance(other)
     before = weights(nano), weights(other)
-    for number in range(5):
+    for number in range(3):
         nano.play(number)
         other.play(number)
     used = {}
@@ -138,31 +128,6 @@ def start_work(tmp_path: Path, name: str, **settings: Any) -> "subprocess.Popen[
         return subprocess.Popen([sys.executable, "-m", "rl_swarm.cli", "work"], env=environment, stdout=log, stderr=log)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_is_obeyed_while_held_out_questions_are_made(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import time\n"
-        "def question(seed, index):\n"
-        "    if seed:\n"  # the first look at a task is at question(0, 0)
-        f"        open({str(tmp_path / 'asked')!r}, 'w').close()\n"
-        "        time.sleep(15)\n"
-        "    return f'What is {seed} + {index}?', str(seed + index)\n"
-    )
-    process = start_work(tmp_path, "me", TASKS=tmp_path / "slow.py")
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "asked").exists():
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "me" / "console").read_text()
-        time.sleep(0.1)
-    process.send_signal(number)
-    try:
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-    said = (tmp_path / "me" / "console").read_text()
-    assert "stopped before the first round" in said and "Traceback" not in said
-
-
 def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     """The last checkpoint, and the metrics without what depends on the machine and its moment."""
     (checkpoints,) = (tmp_path / name / "home").glob("trial-*/me/checkpoints")
@@ -172,33 +137,6 @@ def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     rows = metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
     passing = {"timestamp", "tokens_per_s", "seconds", "store", "tasks", "pending"}
     return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
-
-
-def test_a_single_node_stops_and_resumes(tmp_path: Path) -> None:
-    """Scenarios 1 and 4 of the reference documents' testing guide: one node alone, then again after a disconnect."""
-    settings = {"NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "EVAL_INTERVAL": 0}
-    assert start_work(tmp_path, "one", MAX_ROUNDS=3, **settings).wait(120) == 0
-    store = FolderStore(tmp_path / "one" / "store")
-    first = [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)]
-    assert start_work(tmp_path, "one", MAX_ROUNDS=5, **settings).wait(120) == 0
-    assert [decode(store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)] == first
-    assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
-    starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
-    assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 3}]
-    assert not [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "error"]
-    assert sorted(path.parent.name for path in (tmp_path / "one" / "store").glob("experiments/*/checkpoints/*/me.pt")) == [
-        "round_3",
-        "round_5",
-    ]
-
-
-def test_a_node_that_lost_its_disk_goes_on_from_the_stores_checkpoint(tmp_path: Path) -> None:
-    settings = {"NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "EVAL_INTERVAL": 0}
-    assert start_work(tmp_path, "one", MAX_ROUNDS=2, **settings).wait(120) == 0
-    assert start_work(tmp_path, "one", MAX_ROUNDS=3, **settings, RL_SWARM_HOME=tmp_path / "another disk").wait(120) == 0
-    store = FolderStore(tmp_path / "one" / "store")
-    starts = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
-    assert starts == [{"resumed": False, "round": 0}, {"resumed": True, "round": 2}]
 
 
 # What strangers put into the store under this node's name
@@ -212,8 +150,8 @@ class Home:
         self.store = FolderStore.open(str(folder / "store"))
         self.nodes: list[Node] = []
 
-    def start(self, machine: str = "machine", **settings: Any) -> tuple[Worker, list[str]]:
-        """A worker that has found its checkpoint and plays no round yet, and what it said."""
+    def open(self, machine: str = "machine", **settings: Any) -> list[str]:
+        """Start the node on a machine, without what learns; return the list of what it says."""
         self.close()
         torch.set_num_threads(1)
         said: list[str] = []
@@ -231,9 +169,20 @@ class Home:
             **{key: str(value) for key, value in settings.items()},
         }
         self.nodes.append(open_node(environment, {}, tasks_version=tasks_version(), console=said.append))
+        return said
+
+    def start(self, machine: str = "machine", **settings: Any) -> tuple[Worker, list[str]]:
+        """A worker that has found its checkpoint and plays no round yet, and what it said about checkpoints."""
+        said = self.open(machine, **settings)
         worker = make_learning_worker(self.nodes[-1], make_pusher)
         self.number = worker._begin()
         return worker, [line for line in said if "checkpoint" in line]
+
+    def run(self, machine: str = "machine", **settings: Any) -> tuple[str, list[str]]:
+        """Run the node to its end, as the command `work` does; how it ended, and what it said."""
+        said = self.open(machine, **settings)
+        node = self.nodes[-1]
+        return node.run(lambda: make_learning_worker(node, make_pusher).run()), said
 
     def save(self, worker: Worker, number: int) -> None:
         """As at the end of this round."""
@@ -250,15 +199,16 @@ class Home:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def plant(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
-        """The newest checkpoint of the disk as one of a later round, changed, with everything else right."""
-        document = torch.load(sorted(self.local.glob("*.pt"))[-1], weights_only=True) | {"round": number}
+    def plant(self, own: Path, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+        """A checkpoint of the disk as one of a later round, changed, with everything else right."""
+        document = torch.load(own, weights_only=True) | {"round": number}
         change(document)
         with self.path(number).open("wb") as file:
             _write(document, file)
 
     def close(self) -> None:
-        for node in self.nodes:
+        while self.nodes:
+            node = self.nodes.pop()
             node.member.publisher.close(10)
             node.local.lock.close()
 
@@ -268,6 +218,49 @@ def home(tmp_path: Path) -> Iterator[Home]:
     made = Home(tmp_path)
     yield made
     made.close()
+
+
+def test_a_single_node_stops_and_resumes(home: Home) -> None:
+    """Scenarios 1 and 4 of the reference documents' testing guide: one node alone, then again after a disconnect.
+
+    The third start is on a machine whose disk has no checkpoint: the node resumes from the one in the store.
+    """
+    assert home.run(MAX_ROUNDS=3)[0] == "complete"
+    first = [decode(home.store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)]
+    assert home.run(MAX_ROUNDS=5)[0] == "complete"
+    assert [decode(home.store.get(LAYOUT.bundle(number, "me"), limit=1 << 24)) for number in range(3)] == first
+    assert [row["round"] for row in metrics(home.store, LAYOUT, "me")] == [0, 1, 2, 3, 4]
+    assert sorted(path.parent.name for path in (home.folder / "store").rglob("me.pt")) == ["round_3", "round_5"]
+    assert home.run("another machine", MAX_ROUNDS=6)[0] == "complete"
+    events = progress.events(home.store, LAYOUT, "me")
+    starts = [(row["data"]["resumed"], row["data"]["round"]) for row in events if row["event_type"] == "started"]
+    assert starts == [(False, 0), (True, 3), (True, 5)]
+    assert not [row for row in events if row["event_type"] == "error"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_obeyed_while_held_out_questions_are_made(home: Home, number: signal.Signals) -> None:
+    asked = home.folder / "asked"
+    (home.folder / "slow.py").write_text(
+        "import time\n"
+        "def question(seed, index):\n"
+        "    if seed:\n"  # the first look at a task is at question(0, 0)
+        f"        open({str(asked)!r}, 'w').close()\n"
+        "        time.sleep(15)\n"
+        "    return f'What is {seed} + {index}?', str(seed + index)\n"
+    )
+    sent: list[float] = []
+
+    def stop() -> None:
+        while not asked.exists():
+            time.sleep(0.02)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop, daemon=True).start()
+    outcome, said = home.run(TASKS=home.folder / "slow.py")
+    assert outcome == "stopped" and said[-1] == "stopped before the first round"
+    assert time.monotonic() - sent[0] < 10
 
 
 def some_weight(document: dict[str, Any]) -> torch.Tensor:
@@ -285,28 +278,46 @@ PLANTED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another model": (lambda document: document["trainer"]["model"].popitem(), "trainable tensors are not"),
     "half a character pair": (lambda document: document["node"].update({"\ud800": 1}), "no NodeState"),
     "half a pair within": (lambda document: document["node"]["swarm"]["used"].update({"\ud800": 1}), "surrogates not allowed"),
-    "another round": (lambda document: document.update(round=151), "its name says round 150"),
+    "another round": (lambda document: document.update(round=7), "its content does not"),
 }
+AT_ONCE = MOST_TRIED - 1  # the fourth that is read is the node's own
 
 
-@pytest.mark.parametrize("harm", PLANTED)
-def test_a_planted_checkpoint_is_refused_with_its_reason_and_the_disks_own_is_taken(home: Home, harm: str) -> None:
-    worker, said = home.start()
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The folder of a node that has saved a checkpoint of round 10, and its weights."""
+    made = Home(tmp_path_factory.mktemp("saved"))
+    worker, said = made.start()
     assert said == []
     worker.play(0)
-    home.save(worker, 10)
-    expected = weights(worker)
-    change, reason = PLANTED[harm]
-    home.plant(150, change)
-    again, said = home.start()
-    assert home.number == 10 and same(weights(again), expected)
-    assert len(said) == 1 and said[0].startswith("a checkpoint was not used: round_000150.pt of the store ") and reason in said[0]
-    assert [path.name for path in home.local.iterdir()] == ["round_000010.pt"]
-    fresh, said = home.start("another machine")
-    assert home.number == 10 and same(weights(fresh), expected), (
-        "and a machine whose disk is gone goes on from the store's older one"
-    )
-    assert len(said) == 2 and "going on from round 10 with the checkpoint of the store" in said[1]
+    made.save(worker, 10)
+    made.close()
+    return made.folder, weights(worker)
+
+
+@pytest.mark.parametrize("first", range(0, len(PLANTED), AT_ONCE), ids=lambda first: list(PLANTED)[first])
+def test_planted_checkpoints_are_refused_with_their_reasons_and_the_disks_own_is_taken(
+    tmp_path: Path, saved: tuple[Path, dict[str, torch.Tensor]], first: int
+) -> None:
+    """Three at a time, since a node tries no more than four; also on a machine whose disk is gone, with the store's older one."""
+    shutil.copytree(saved[0], tmp_path / "home")
+    home, planted = Home(tmp_path / "home"), list(PLANTED.values())[first : first + AT_ONCE]
+    [own] = (home.folder / "machine").rglob("round_000010.pt")
+    for number, (change, _) in enumerate(planted, 150):
+        home.plant(own, number, change)
+    try:
+        for machine in ("machine", "another machine"):
+            worker, said = home.start(machine)
+            assert home.number == 10 and same(weights(worker), saved[1])
+            for number, (_, reason) in enumerate(planted, 150):
+                line = said[len(planted) - 1 - (number - 150)]
+                assert line.startswith(f"a checkpoint was not used: round_{number:06d}.pt of the store ") and reason in line
+            if machine == "machine":
+                assert len(said) == len(planted) and [path.name for path in home.local.iterdir()] == ["round_000010.pt"]
+            else:
+                assert len(said) == len(planted) + 1 and "going on from round 10 with the checkpoint of the store" in said[-1]
+    finally:
+        home.close()
 
 
 @pytest.mark.timeout(120)
@@ -351,7 +362,7 @@ def test_what_is_beyond_this_nodes_own_round_is_not_deleted_with_what_is_outdate
     """It may be a run of another model that a wrong setting has hidden."""
     worker, _ = home.start()
     home.save(worker, 10)
-    home.plant(150, lambda document: document.update(node={}))
+    home.plant(home.local / "round_000010.pt", 150, lambda document: document.update(node={}))
     again, _ = home.start()
     for number in (20, 30, 40):
         home.save(again, number)

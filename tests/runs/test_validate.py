@@ -66,7 +66,7 @@ def test_of_a_long_journal_the_newest_bytes_are_read(store: MemoryStore, monkeyp
 def test_bundles_are_not_kept(store: MemoryStore) -> None:
     """One large bundle under the names of many rounds costs the memory of one."""
     key = LAYOUT.bundle(0, "w1")
-    data, rounds = store.get(key, limit=1 << 20), 24
+    data, rounds = store.get(key, limit=1 << 20), 8
     rollout = decode(data).rollouts[0]
     group = tuple(replace(rollout.completions[0], text="") for _ in range(256))
     large = encode(replace(decode(data), rollouts=tuple(replace(rollout, slot=slot, completions=group) for slot in range(30))))
