@@ -1,10 +1,11 @@
-"""The demo: a swarm of small models on this machine, shown live, and what they learnt shown at the end.
+"""Run a swarm of small models on this machine, show it live, and report what they learnt.
 
-It starts nodes, looks at what they publish and writes a report beside it; it takes no part in the run.
+The demo only starts nodes and reads what they publish. It writes its report beside that.
 """
 
 import os
 from collections.abc import Mapping
+from itertools import count
 
 from rich.console import Console
 
@@ -20,7 +21,7 @@ from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
-from rl_swarm.tools.launch import Launcher, consoles_of, folders_of, insist_on_founder, launch_environment, plan
+from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
 
 SETTINGS = {
     "EXPERIMENT_NAME": "demo",
@@ -36,32 +37,30 @@ Flags = Mapping[str, str | None]
 
 
 def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console) -> str:
-    """Run the swarm to its end, or until Ctrl-C, and show what came of it; return 'complete' or 'stopped'.
+    """Run the swarm until its last round or Ctrl-C, then show the results; return 'complete' or 'stopped'.
 
     Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
     """
     environment = insist_on_founder(unfinished(launch_environment(SETTINGS | dict(given), flags)))
     config = load(environment)
     following = Following(open_store(config.store_url), Layout(config.experiment_name), config.max_rounds)
-    nodes = plan(environment, workers, consoles_of(config))
     with LiveView(following, console) as view:
-        outcome = Launcher(nodes, say=view.say, folders=folders_of(config, nodes)).run(view.tick)
+        outcome = make_launcher(environment, workers, say=view.say).run(view.tick)
     if outcome == "complete":
         present(environment, config, program, console)
     return outcome
 
 
-def _rounds(store: Store, layout: Layout) -> Rounds:
-    return Rounds(store, layout, signatures=experiments.reader(store, layout))
-
-
 def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
-    """Go on with a run that was stopped half-way; where the last one was completed, begin another under the next name."""
+    """Go on with a stopped run, or begin another under the next free name if the last one is complete."""
     config = load(environment)
-    store, name, number = open_store(config.store_url), config.experiment_name, 1
-    while (state := _rounds(store, Layout(name)).read_current()) and state.status == "complete":
-        number += 1
-        name = f"{config.experiment_name}-{number}"
+    store = open_store(config.store_url)
+    for number in count(1):
+        name = config.experiment_name if number == 1 else f"{config.experiment_name}-{number}"
+        layout = Layout(name)
+        state = Rounds(store, layout, signatures=experiments.reader(store, layout)).read_current()
+        if state is None or state.status != "complete":
+            break
     return {**environment, "EXPERIMENT_NAME": name}
 
 
@@ -73,15 +72,14 @@ def present(environment: Mapping[str, str], config: Config, program: str, consol
     examples = make_examples(environment, store, layout, summary)
     for name, data in make_report(summary, examples).items():
         store.rewrite(layout.report(name), data)
-    below = (layout.root, layout.report(PICTURE), layout.report(PAGE))
-    where = (config.store_url, *(f"{config.store_url}/{key}" for key in below))
-    places = Places(*(nearby(path) for path in where))
+    keys = (layout.root, layout.report(PICTURE), layout.report(PAGE))
+    places = Places(nearby(config.store_url), *(nearby(f"{config.store_url}/{key}") for key in keys))
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
 
 
 def make_examples(environment: Mapping[str, str], store: Store, layout: Layout, summary: Summary) -> list[Example]:
-    """Ask the models; where there is none to be asked, take what the run has published."""
-    from rl_swarm.tools.ask import asked_examples  # with torch, which the live view does not need
+    """Ask the models, or take what the run has published if there is no model to ask."""
+    from rl_swarm.tools.ask import asked_examples  # imports torch, which the live view does not need
 
     of_any_node = {name: value for name, value in environment.items() if name != "NODE_ID"}
     try:
@@ -92,7 +90,7 @@ def make_examples(environment: Mapping[str, str], store: Store, layout: Layout, 
 
 
 def nearby(path: str) -> str:
-    """A path as one would type it here: relative where that is below this folder."""
+    """Shorten a path to how one would type it here: relative if it lies below this folder."""
     if "://" in path or not os.path.isabs(path):
         return path
     relative = os.path.relpath(path)

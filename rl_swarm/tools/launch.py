@@ -1,6 +1,6 @@
-"""Many nodes on one machine: each its own process, threads shared out, restarted when it crashes, stopped together.
+"""Run many nodes on one machine: one process each, restarted after a crash, stopped together.
 
-How long they may take to stop is said in `processes/stopping.py`.
+`processes/stopping.py` says how long they may take to stop.
 """
 
 import os
@@ -8,11 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, expanded, load
+from rl_swarm.config import DEFAULT_STORE, SETTINGS, expanded, load
 from rl_swarm.errors import SwarmError
 from rl_swarm.identity import load_identity
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
@@ -25,15 +25,15 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.text import visible
 
 MOST_RESTARTS = 3
-FORGIVEN_SECONDS = 600.0  # a node that ran so long before it crashed has all its restarts again
+FORGIVEN_SECONDS = 600.0  # a node that ran this long before it crashed has all its restarts again
 FIRST_PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
-WORD_SECONDS = 10.0  # between two words on which nodes have not stopped yet
+WORD_SECONDS = 10.0  # between two lines about nodes that have not stopped yet
 WRONG_SETTING = 2
 
 
 class NodeProcess(Child):
-    """One node, through all its lives."""
+    """One node, through all its restarts."""
 
     def __init__(self, node_id: str, command: Sequence[str], environment: Mapping[str, str], console: Path) -> None:
         super().__init__(command, environment, console)
@@ -41,22 +41,31 @@ class NodeProcess(Child):
         self.restarts = 0
         self.started_at = self.restart_at = 0.0
         self.done = False
+        self._shown = 0  # bytes of the console
 
     def start(self) -> None:
         self.started_at = time.monotonic()
         super().start()
 
+    def new_lines(self) -> list[str]:
+        """Return the lines that were written to the console since the last call."""
+        if not self.console.exists():
+            return []
+        with self.console.open("rb") as file:
+            file.seek(self._shown)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._shown += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
 
 class NodeFailed(SwarmError):
-    """A node crashed again and again, or was started with a wrong setting."""
+    """A node crashed too often, or was started with a wrong setting."""
 
 
 @dataclass
 class Launcher:
-    """Runs a coordinator and workers until all are done; `tick` is called several times a second, for whoever shows progress.
-
-    `folders` are those of the nodes on this machine, where an earlier launcher's nodes may still be stopping.
-    """
+    """Run a coordinator and workers until all are done. Begin when no node of an earlier launcher uses their `folders` any more."""
 
     nodes: list[NodeProcess]
     say: Callable[[str], None] = print
@@ -64,10 +73,12 @@ class Launcher:
     folders: Sequence[Path] = ()
     stopping: bool = False
     at_once: bool = False  # a second signal came
-    _shown: dict[str, int] = field(default_factory=dict)
 
     def run(self, tick: Callable[[], None] = lambda: None) -> str:
-        """Return 'complete' or 'stopped'; raise NodeFailed, with all others stopped, if a node cannot be kept running."""
+        """Return 'complete' or 'stopped'; raise NodeFailed, with all others stopped, if a node cannot be kept running.
+
+        `tick` is called several times a second, to show progress.
+        """
         wait_until_free(self.folders, self._tell)
         with on_signals(self._asked, closed_terminal=True):
             try:
@@ -91,17 +102,13 @@ class Launcher:
             time.sleep(POLL_SECONDS)
 
     def _look_after(self, node: NodeProcess) -> None:
-        if node.done:
-            return
         if node.process is None:
             if time.monotonic() >= node.restart_at:
                 node.start()
             return
         code = node.process.poll()
-        if code is None:
-            return
-        if code == 0:
-            node.done = True
+        node.done = code == 0
+        if not code:
             return
         if time.monotonic() - node.started_at >= FORGIVEN_SECONDS:
             node.restarts = 0
@@ -114,7 +121,7 @@ class Launcher:
         self._tell(f"{node.node_id} ended with code {code}: {node.last_line()}; starting it again in {pause:.0f} s")
 
     def _stop_all(self) -> None:
-        """Ask every node to stop, and wait as long as each may take to save and publish; say from time to time who is missing."""
+        """Ask every node to stop, and wait as long as each may take to save and publish. Sometimes say which are missing."""
         for node in self.nodes:
             node.ask_to_stop()
         began = last_word = time.monotonic()
@@ -131,22 +138,20 @@ class Launcher:
             time.sleep(POLL_SECONDS)
         for node in self.nodes:
             if node.asked and node.code is not None and node.code > 0:
-                self._tell(
-                    f"{node.node_id} ended with code {node.code} when it was to stop: {node.last_line()} (see {node.console})"
-                )
+                self._tell(f"{node.node_id} ended with code {node.code} while stopping: {node.last_line()} (see {node.console})")
 
     def _kill_rest(self) -> None:
-        """Kill the nodes that still run, because they hang or because somebody is in a hurry, and say what that costs."""
+        """Kill the nodes that still run, because they hang or after a second signal, and say which had saved."""
         killed = [node for node in self.nodes if node.running]
         for node in killed:
             node.kill()
         if not killed:
             return
-        saved = _listed([node for node in self.nodes if node.code == 0])
+        saved = ", ".join(node.node_id for node in self.nodes if node.code == 0)
         why = "ended at once" if self.at_once else f"not stopped in {LAUNCHER_SECONDS:.0f} s"
         self._tell(
-            f"{why}: {saved or 'no node'} had saved and stopped; killed {_listed(killed)}, whose last checkpoints and spools "
-            "are kept; start again to go on"
+            f"{why}: {saved or 'no node'} had saved and stopped; killed {', '.join(node.node_id for node in killed)}, whose last "
+            "checkpoints and spools are kept; start again to go on"
         )
 
     def _tell(self, line: str) -> None:
@@ -154,26 +159,15 @@ class Launcher:
             self.say(line)
 
     def _show_consoles(self) -> None:
-        if not self.follow:
-            return
-        for node in self.nodes:
-            if node.console.exists():
-                with node.console.open("rb") as file:
-                    self._show_new_lines(node.node_id, file)
-
-    def _show_new_lines(self, node_id: str, file: IO[bytes]) -> None:
-        file.seek(self._shown.get(node_id, 0))
-        text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._shown[node_id] = self._shown.get(node_id, 0) + len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            self._tell(f"[{node_id}] {visible(line)}")
+        for node in self.nodes if self.follow else ():
+            for line in node.new_lines():
+                self._tell(f"[{node.node_id}] {visible(line)}")
 
     def _asked(self, number: int) -> None:
-        """The first signal asks all nodes to stop, a second one ends them at once; a closed terminal may send SIGHUP twice."""
+        """Ask all nodes to stop at the first signal, end them at once at the second. A closed terminal may send SIGHUP twice."""
         if not self.stopping:
             self.stopping = True
-            for node in self.nodes:  # from here, since `tick` may hang in the store
+            for node in self.nodes:  # here, because `tick` may hang in the store
                 node.ask_to_stop()
             self._tell("stopping: each node saves a checkpoint; start again to go on")
         elif not self.at_once and number != signal.SIGHUP:
@@ -181,19 +175,16 @@ class Launcher:
             raise KeyboardInterrupt
 
 
-def _listed(nodes: Sequence[NodeProcess]) -> str:
-    return ", ".join(node.node_id for node in nodes)
-
-
 def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str | None]) -> dict[str, str]:
-    """What every node is started with: flags become variables, and a place and a name are there also if nobody gave them."""
+    """Make the environment that every node starts with: flags become variables, and store and experiment have defaults."""
     given = {SETTINGS[field_name].variable: value for field_name, value in flags.items() if value is not None}
     combined = {"GDRIVE_PATH": DEFAULT_STORE, "EXPERIMENT_NAME": "swarm", **environment, **given}
-    return combined | {"GDRIVE_PATH": absolute(combined["GDRIVE_PATH"])}
+    store = combined["GDRIVE_PATH"]
+    return combined | {"GDRIVE_PATH": store if "://" in store else str(expanded(store, "GDRIVE_PATH").absolute())}
 
 
 def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Have every node insist on the experiment that this key starts or has started, also after a restart."""
+    """Make every node insist, also after a restart, on the experiment that this key starts or has started."""
     config = load(environment)
     if config.identity is None or config.founder is not None:
         return dict(environment)
@@ -203,23 +194,17 @@ def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
     return dict(environment) | ({"SWARM_FOUNDER": public} if found is None or found.key == public else {})
 
 
-def absolute(store: str) -> str:
-    return store if "://" in store else str(expanded(store, "GDRIVE_PATH").absolute())
-
-
-def consoles_of(config: Config) -> Path:
-    """Where the output of this machine's nodes goes, beside what else they keep for themselves."""
-    return home_of(config) / "consoles" / config.experiment_name
-
-
-def folders_of(config: Config, nodes: Sequence[NodeProcess]) -> list[Path]:
-    """The nodes' own folders on this machine; none before the experiment has begun."""
+def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) -> Launcher:
+    """Make a launcher of nodes whose output goes to RL_SWARM_HOME. `options` are the launcher's."""
+    config = load(environment)
+    nodes = plan(environment, workers, home_of(config) / "consoles" / config.experiment_name)
     found = experiments.read(open_store(config.store_url), Layout(config.experiment_name), config.founder)
-    return [experiment_folder(config, found) / node.node_id for node in nodes] if found else []
+    folders = [experiment_folder(config, found) / node.node_id for node in nodes] if found else []
+    return Launcher(nodes, folders=folders, **options)
 
 
 def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: int | None = None) -> list[NodeProcess]:
-    """A coordinator and `workers` workers, with the cores shared out: more threads than cores make everyone slow."""
+    """Plan a coordinator and `workers` workers, and share out the cores: more threads than cores slow everyone down."""
     make_private(consoles)
     threads = str(max(1, (cores or os.cpu_count() or 1) // workers))
     shared = {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}

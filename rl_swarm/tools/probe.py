@@ -1,32 +1,33 @@
 """Ask a model questions of every task and difficulty level for two minutes, and say where its rollouts are informative.
 
-It trains nothing, publishes nothing and needs no store. It refuses, each with the reason, levels that make no questions, few
-questions, or prompts too long for the model. Which questions are asked follows from the seed, how many from the clock.
+The probe trains nothing, publishes nothing and needs no store. It skips levels that make no questions, few questions, or prompts
+too long for the model, and says why. The seed decides which questions are asked, the clock how many.
 """
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.randomness import stream_seed
-from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
 from rl_swarm.tasks.bench import CannotMake
 from rl_swarm.tasks.levels import candidates
+
+if TYPE_CHECKING:
+    from rl_swarm.learning.policy import Policy
 
 BATCH = 8  # most questions asked at once
 FEWEST, ENOUGH = 8, 128  # questions before which nothing is decided, and after which everything is
@@ -39,19 +40,9 @@ PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
 Watch = Callable[[str, float], None]  # what is being done, and when by the clock the probe ends
 
 
-class Answerer(Protocol):
-    """What of `policy.Policy` is needed here."""
-
-    name: str
-
-    def answer(self, questions: Sequence[Question], group_size: int, seed: int) -> Iterable[tuple[Completion, ...]]: ...
-
-    def fits(self, question: Question) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Tally:
-    """What was seen of one candidate: sums, so that tallies add up."""
+    """What was seen of one candidate. All fields are sums, so tallies can be added."""
 
     questions: int = 0
     informative: int = 0
@@ -78,12 +69,12 @@ class Tally:
 
     @property
     def estimate(self) -> float:
-        """The informative share as if two more questions had told nothing: one lucky question does not beat eight of ten."""
+        """The informative share with two uninformative questions added, so that one lucky question does not beat eight of ten."""
         return self.informative / (self.questions + 2)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Wilson's interval of the informative share; before the first question everything is possible."""
+        """Wilson's interval of the informative share; (0, 1) before the first question."""
         if not self.questions:
             return 0.0, 1.0
         share, count, square = self.informative_share, self.questions, CONFIDENCE**2
@@ -93,8 +84,8 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a probe found: candidates best first, those passed over with the reason, those that time did not reach."""
+class ProbeResult:
+    """Candidates best first, those skipped with the reason, and those that time did not reach."""
 
     model: str
     group_size: int
@@ -105,42 +96,87 @@ class Report:
 
     @property
     def tasks(self) -> str | None:
-        """The TASKS value to use; None if nothing was informative."""
-        chosen = choose(self.seen)
-        return tasks_text(chosen) if chosen else None
+        """The TASKS value to use; None if nothing was informative. A task file in another folder is named by its path."""
+        entries = []
+        for spec in choose(self.seen):
+            entry = canonical([spec])
+            if spec.path is not None and Path(spec.path).parent != Path.cwd():
+                entry = spec.path + entry.removeprefix(spec.id)
+            entries.append(entry)
+        return ",".join(sorted(entries)) or None
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a sentence or two."""
+        total = sum((tally for _, tally in self.seen), Tally())
+        if not total.questions:
+            return "The time was over before the first question was answered: give more --seconds, or choose a smaller MODEL_NAME."
+        if total.informative:
+            chosen = choose(self.seen)
+            these = sum((tally for spec, tally in self.seen if spec in chosen), Tally())
+            fact = f"With these tasks {these.informative} of {these.questions} rollouts were informative"
+            slow = f"more NUM_GENERATIONS (now {self.group_size}), easier tasks or another MODEL_NAME help"
+            return f"{fact}." if these.informative_share >= RARE else f"{fact}, so learning will be slow: {slow}."
+        if total.mean_reward > 0.5:
+            why = "the model is nearly always right. Name harder tasks or levels"
+        elif total.tagged_share >= RARE:
+            why = f"the mean reward is {total.mean_reward:.3f}. Try easier tasks (TASKS=easy), another MODEL_NAME, or more "
+            why += f"NUM_GENERATIONS (now {self.group_size})"
+        else:
+            why = f"only {total.tagged_share:.1%} of completions have an <answer>, without which no answer is read"
+            if total.cut_off > total.completions / 2:
+                why += (
+                    f", and {total.cut_off / total.completions:.0%} were cut off. Raise MAX_NEW_TOKENS, or try another MODEL_NAME"
+                )
+            else:
+                why += ". Try another MODEL_NAME, one tuned to follow instructions"
+        return f"No rollout was informative: {why}."
+
+    @property
+    def view(self) -> Group:
+        """The table, what is not in it, and the value to use on a line of its own that can be copied."""
+        table = Table(Column("task and level", overflow="fold"), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for heading in ("questions", "reward", "informative", "<answer>", "seconds"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for spec, tally in self.seen:
+            table.add_row(
+                Text(f"{spec.name} {spec.id.partition(':')[2].replace(':', ' ') or 'default'}"),
+                str(tally.questions),
+                f"{tally.mean_reward:.3f}",
+                f"{tally.informative_share:.0%}",
+                f"{tally.tagged_share:.0%}",
+                f"{tally.seconds:.1f}",
+            )
+        lines = [f"skipped {key}: {reason}" for key, reason in self.skipped.items()]
+        if self.not_reached:
+            lines.append(f"not reached in {self.seconds:.0f} s: {', '.join(self.not_reached)}")
+        lines.append(self.advice)
+        if self.tasks is not None:
+            lines.append(f"TASKS={shlex.quote(self.tasks)}")
+        return Group(table, *(Text(line, no_wrap=True, overflow="ignore") for line in lines))
 
     def as_dict(self) -> dict[str, Any]:
         shares = ("mean_reward", "informative_share", "tagged_share")
-        return {
-            "model": self.model,
-            "group_size": self.group_size,
-            "seconds": self.seconds,
-            "tasks": self.tasks,
-            "advice": advice(self),
-            "levels": [
-                {"task": spec.name, "config": spec.config} | asdict(tally) | {name: getattr(tally, name) for name in shares}
-                for spec, tally in self.seen
-            ],
-            "skipped": dict(self.skipped),
-            "not_reached": list(self.not_reached),
-        }
-
-
-# What there is to ask: tasks and their levels
+        levels = [
+            {"task": spec.name, "config": spec.config} | asdict(tally) | {name: getattr(tally, name) for name in shares}
+            for spec, tally in self.seen
+        ]
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seen"}
+        return found | {"tasks": self.tasks, "advice": self.advice, "levels": levels}
 
 
 class Unusable(Exception):
-    """A candidate that is passed over, and why."""
+    """A candidate is skipped, and why."""
 
 
 class Family(Tasks):
-    """All levels of one task, behind one helper process; drawn from a level at a time."""
+    """All levels of one task, behind one helper process."""
 
     def __init__(self, specs: Sequence[TaskSpec], seed: int) -> None:
         super().__init__(specs, seed=seed, node_id="probe", held_out_per_task=0)  # nothing is trained: no question is forbidden
 
     def draw_from(self, spec: TaskSpec, known: Container[str]) -> Question:
-        """The next question of a level, and a new one if a few tries find one."""
+        """Draw the next question of a level, and a new one if a few tries find one."""
         found = None
         for place in islice(self._stream(self.specs.index(spec)), TRIES):
             [item] = self._helper.items([place])
@@ -157,7 +193,7 @@ class Family(Tasks):
 
 
 def load_family(specs: Sequence[TaskSpec], seed: int) -> dict[str, Family | Unusable]:
-    """All levels in one family; if that is refused, each by itself, so that it is known whose fault it is."""
+    """Load all levels in one family or, if one of them is refused, each by itself."""
     try:
         return dict.fromkeys((spec.id for spec in specs), Family(specs, seed))
     except ConfigError as error:
@@ -166,14 +202,11 @@ def load_family(specs: Sequence[TaskSpec], seed: int) -> dict[str, Family | Unus
     return {key: family for spec in specs for key, family in load_family([spec], seed).items()}
 
 
-# What to ask next
-
-
 def next_batch(tallies: Mapping[str, Tally], seconds_left: float) -> tuple[str, int] | None:
-    """The candidate to look at and how many questions to ask it; None when the time is up or nothing is left to find out.
+    """Choose a candidate and how many questions to ask; None when the time is up or everything is decided.
 
-    The undecided take turns. A batch takes at most half of what is left for each of them, so that a slow model is asked single
-    questions and a quick one eight at once; the very first is one question, to see how slow the model is.
+    The undecided take turns. A batch takes at most half of the time left for each of them, so a slow model gets single questions
+    and a fast one eight at once. The first batch is one question, to measure the model's pace.
     """
     waiting = undecided(tallies)
     if not waiting or seconds_left <= 0:
@@ -189,7 +222,7 @@ def next_batch(tallies: Mapping[str, Tally], seconds_left: float) -> tuple[str, 
 
 
 def undecided(tallies: Mapping[str, Tally]) -> list[str]:
-    """Candidates that may lie on either side of the bar for being chosen: half of the best share, but at least `RARE`."""
+    """List candidates that may lie on either side of the bar for being chosen: half of the best share, and at least `RARE`."""
     bar = max(RARE, max((tally.estimate for tally in tallies.values()), default=0.0) / 2)
     return [
         key
@@ -199,9 +232,9 @@ def undecided(tallies: Mapping[str, Tally]) -> list[str]:
 
 
 class Probe:
-    """The loop. It counts as it goes, so that an interrupted probe reports what it has."""
+    """Ask a model about the named tasks and their levels. Tallies grow as it goes, so an interrupted probe reports what it has."""
 
-    def __init__(self, named: Sequence[TaskSpec], policy: Answerer, *, group_size: int, seed: int, clock: Clock) -> None:
+    def __init__(self, named: Sequence[TaskSpec], policy: "Policy", *, group_size: int, seed: int, clock: Clock) -> None:
         self._named = {spec.id for spec in named}
         self._specs = {spec.id: spec for spec in candidates(named)}
         self._policy, self._group_size, self._seed, self._clock = policy, group_size, seed, clock
@@ -210,10 +243,8 @@ class Probe:
         self._tallies = {key: Tally() for key in self._specs}
         self._skipped: dict[str, str] = {}
 
-    def run(self, seconds: float, watch: Watch = lambda doing, ends: None) -> Report:
-        """Look around for so many seconds, or until everything is clear; Ctrl-C ends it early."""
-        if not 0 < seconds < math.inf:
-            raise ConfigError(f"--seconds must be a number above 0, got {seconds:g}: two minutes are usual")
+    def run(self, seconds: float, watch: Watch = lambda doing, ends: None) -> ProbeResult:
+        """Ask for so many seconds, or until everything is decided. Ctrl-C ends it early."""
         began = self._clock.monotonic()
         ends = began + seconds
         try:
@@ -224,27 +255,22 @@ class Probe:
             pass
         finally:
             self._families.clear()  # ends their helpers
-        return self._report(self._clock.monotonic() - began)
+        if not self._tallies:
+            raise ConfigError(f"none of the TASKS can be used ({next(iter(self._skipped.values()))}): name others")
+        seen = [(self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions]
+        unseen = tuple(key for key, tally in self._tallies.items() if not tally.questions)
+        taken = self._clock.monotonic() - began
+        return ProbeResult(self._policy.name, self._group_size, taken, tuple(ranked(seen)), self._skipped, unseen)
 
     def _look(self, key: str, count: int) -> None:
         try:
-            self._tallies[key] += self._ask(key, self._family(key), count)
+            self._tallies[key] += self._ask(key, count)
         except (Unusable, ModelError) as reason:  # a prompt may be too long for the memory, too
             del self._tallies[key]
             self._skipped[key] = str(reason)
 
-    def _family(self, key: str) -> Family:
-        """The family of a candidate, loaded when the first of its levels is wanted."""
-        if key not in self._families:
-            name = self._specs[key].name
-            self._families |= load_family([spec for spec in self._specs.values() if spec.name == name], self._seed)
-        family = self._families[key]
-        if isinstance(family, Unusable):
-            raise family
-        return family
-
-    def _ask(self, key: str, family: Family, count: int) -> Tally:
-        began = self._clock.monotonic()
+    def _ask(self, key: str, count: int) -> Tally:
+        began, family = self._clock.monotonic(), self._family(key)
         seed = stream_seed("probe", self._seed, key, self._tallies[key].questions)
         questions = [self._draw(key, family) for _ in range(count)]
         seen = Tally()
@@ -254,11 +280,21 @@ class Probe:
             seen += tally_of(Rollout(question, scored, "probe", 0))
         return seen + Tally(seconds=self._clock.monotonic() - began)
 
+    def _family(self, key: str) -> Family:
+        """Return the family of a candidate; load it when the first of its levels is asked for."""
+        if key not in self._families:
+            name = self._specs[key].name
+            self._families |= load_family([spec for spec in self._specs.values() if spec.name == name], self._seed)
+        family = self._families[key]
+        if isinstance(family, Unusable):
+            raise family
+        return family
+
     def _draw(self, key: str, family: Family) -> Question:
         question, known = family.draw_from(self._specs[key], self._known[key]), self._known[key]
         if not self._policy.fits(question):
             raise Unusable("makes a prompt that leaves no room for MAX_NEW_TOKENS in the model's context")
-        if question.text_id in known and key not in self._named:  # a small task may be the user's choice; it is not advised
+        if question.text_id in known and key not in self._named:  # a user may choose a small task; it is never advised
             raise Unusable(f"makes few questions: {len(known)} and then the same again")
         known.add(question.text_id)
         return question
@@ -267,13 +303,6 @@ class Probe:
         seen = [tally for tally in self._tallies.values() if tally.questions]
         found = sum(tally.informative > 0 for tally in seen)
         return f"{len(seen)} of {len(self._tallies)} levels seen, {found} with informative rollouts, now {key}"
-
-    def _report(self, seconds: float) -> Report:
-        if not self._tallies:
-            raise ConfigError(f"none of the TASKS can be used ({next(iter(self._skipped.values()))}): name others")
-        seen = [(self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions]
-        unseen = tuple(key for key, tally in self._tallies.items() if not tally.questions)
-        return Report(self._policy.name, self._group_size, seconds, tuple(ranked(seen)), self._skipped, unseen)
 
 
 def tally_of(rollout: Rollout) -> Tally:
@@ -288,129 +317,37 @@ def tally_of(rollout: Rollout) -> Tally:
     )
 
 
-# What follows from it
-
-
 def ranked(seen: Iterable[tuple[TaskSpec, Tally]]) -> list[tuple[TaskSpec, Tally]]:
-    """Best first. Where nothing was informative, what comes nearest to being rewarded."""
+    """Sort by what is informative, then by what comes nearest to a reward."""
     return sorted(seen, key=lambda each: (-each[1].estimate, -each[1].mean_reward, -each[1].tagged_share, each[0].id))
 
 
 def choose(seen: Sequence[tuple[TaskSpec, Tally]]) -> list[TaskSpec]:
-    """The candidates at least half as good as the best, not more than two levels of a task and eight in all."""
+    """Choose the candidates at least half as good as the best, at most two levels of a task and eight in all."""
     rows = ranked(seen)
     chosen: list[TaskSpec] = []
-    taken = Counter[str]()
     for spec, tally in rows:
         good = tally.informative > 0 and tally.estimate >= rows[0][1].estimate / 2
-        if good and taken[spec.name] < MOST_LEVELS and len(chosen) < MOST_ENTRIES:
-            taken[spec.name] += 1
+        if good and sum(other.name == spec.name for other in chosen) < MOST_LEVELS:
             chosen.append(spec)
-    return chosen
-
-
-def tasks_text(specs: Iterable[TaskSpec]) -> str:
-    """As `parse_tasks` reads it here and now: an own task in another folder is named by its path."""
-    entries = []
-    for spec in specs:
-        entry = canonical([spec])
-        if spec.path is not None and Path(spec.path).parent != Path.cwd():
-            entry = spec.path + entry.removeprefix(spec.id)
-        entries.append(entry)
-    return ",".join(sorted(entries))
-
-
-def advice(report: Report) -> str:
-    """What to do about it, in a sentence or two."""
-    total = sum((tally for _, tally in report.seen), Tally())
-    if not total.questions:
-        return "The time was over before the first question was answered: give more --seconds, or choose a smaller MODEL_NAME."
-    if total.informative:
-        chosen = {spec.id for spec in choose(report.seen)}
-        these = sum((tally for spec, tally in report.seen if spec.id in chosen), Tally())
-        fact = f"With these tasks {these.informative} of {these.questions} rollouts were informative"
-        if these.informative_share >= RARE:
-            return f"{fact}."
-        return (
-            f"{fact}, so learning will be slow: more NUM_GENERATIONS (now {report.group_size}), easier tasks or another "
-            "MODEL_NAME help."
-        )
-    if total.mean_reward > 0.5:
-        return "No rollout was informative: the model is nearly always right. Name harder tasks or levels."
-    return f"No rollout was informative: {_why_nothing(report, total)}."
-
-
-def _why_nothing(report: Report, total: Tally) -> str:
-    if total.tagged_share < RARE:
-        fact = f"only {total.tagged_share:.1%} of completions have an <answer>, without which no answer is read"
-        if total.cut_off > total.completions / 2:
-            return (
-                f"{fact}, and {total.cut_off / total.completions:.0%} were cut off. Raise MAX_NEW_TOKENS, or try another MODEL_NAME"
-            )
-        return f"{fact}. Try another MODEL_NAME, one tuned to follow instructions"
-    return (
-        f"the mean reward is {total.mean_reward:.3f}. Try easier tasks (TASKS=easy), another MODEL_NAME, or more "
-        f"NUM_GENERATIONS (now {report.group_size})"
-    )
-
-
-# What people see
-
-
-def show(report: Report, console: Console) -> None:
-    """The table, what is not in it, and the value to use on a line of its own that can be copied."""
-    table = Table(Column("task and level", overflow="fold"), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for heading in ("questions", "reward", "informative", "<answer>", "seconds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for spec, tally in report.seen:
-        table.add_row(
-            Text(f"{spec.name} {level_text(spec)}"),
-            str(tally.questions),
-            f"{tally.mean_reward:.3f}",
-            f"{tally.informative_share:.0%}",
-            f"{tally.tagged_share:.0%}",
-            f"{tally.seconds:.1f}",
-        )
-    console.print(table)
-    lines = [f"skipped {key}: {reason}" for key, reason in report.skipped.items()]
-    if report.not_reached:
-        lines.append(f"not reached in {report.seconds:.0f} s: {', '.join(report.not_reached)}")
-    lines.append(advice(report))
-    if report.tasks is not None:
-        lines.append(f"TASKS={shlex.quote(report.tasks)}")
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
-
-
-def level_text(spec: TaskSpec) -> str:
-    """The parameters that differ from the task's own, as TASKS has them."""
-    each = [replace(spec, config={name: spec.config[name]}).id.removeprefix(f"{spec.name}:") for name in sorted(spec.config)]
-    return " ".join(each) or "default"
+    return chosen[:MOST_ENTRIES]
 
 
 @contextmanager
 def progress_line(console: Console, clock: Clock) -> Iterator[Watch]:
-    """Show how it goes and the time left: in one live line of a terminal, or else in plain lines, not too many."""
-    state: tuple[str, float] = ("", clock.monotonic())
+    """Show progress and the time left in one live line of a terminal; elsewhere print a line from time to time."""
     printed = -math.inf
 
-    def line() -> Text:
-        left = max(0.0, state[1] - clock.monotonic())
-        return Text(f"{left:.0f} s left: {state[0]}", no_wrap=True, overflow="ellipsis")
-
-    def live(doing: str, ends: float) -> None:
-        nonlocal state
-        state = doing, ends
-
-    def plain(doing: str, ends: float) -> None:
+    def watch(doing: str, ends: float) -> None:
         nonlocal printed
-        live(doing, ends)
-        if clock.monotonic() - printed >= PLAIN_SECONDS:
-            printed = clock.monotonic()
-            console.print(line(), soft_wrap=True)
+        now = clock.monotonic()
+        line = Text(f"{max(0.0, ends - now):.0f} s left: {doing}")
+        if console.is_terminal:
+            line.truncate(console.width - 3, overflow="ellipsis")  # beside the spinner
+            status.update(line)
+        elif now - printed >= PLAIN_SECONDS:
+            printed = now
+            console.print(line, soft_wrap=True)
 
-    if not console.is_terminal:
-        yield plain
-        return
-    with Live(console=console, get_renderable=line, refresh_per_second=2, transient=True):
-        yield live
+    with console.status("") as status:
+        yield watch

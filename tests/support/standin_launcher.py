@@ -8,19 +8,16 @@ It takes its settings from the environment, as `rl-swarm swarm` does.
 import os
 import sys
 
-from rl_swarm.config import load
 from rl_swarm.errors import SwarmError
-from rl_swarm.node.local import home_of
-from rl_swarm.tools.launch import Launcher, folders_of, plan
+from rl_swarm.tools.launch import make_launcher
 
 
 def main() -> int:
-    config = load(os.environ)
-    nodes = plan(os.environ, 2, home_of(config))
-    for node in nodes:
+    launcher = make_launcher(os.environ, 2)
+    for node in launcher.nodes:
         node.command = [sys.executable, "-m", "tests.support.standin_node"]
     try:
-        print(f"swarm {Launcher(nodes, folders=folders_of(config, nodes)).run()}", flush=True)
+        print(f"swarm {launcher.run()}", flush=True)
     except SwarmError as error:
         print(error, flush=True)
         return 1

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_swarm.config import load
 from rl_swarm.errors import ConfigError
 from rl_swarm.node.local import Holder, holder_of, wait_until_free
 from rl_swarm.processes import stopping
 from rl_swarm.tools import launch
-from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, consoles_of, launch_environment, plan
+from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, launch_environment, make_launcher, plan
 from tests.support.processes import ROOT, LocalSwarm
 
 NAMES = {"coordinator_0": "coordinator", "worker_1": "worker", "worker_2": "worker"}
@@ -306,4 +305,6 @@ def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tm
     assert {node.environment["NUM_TRAIN_SAMPLES"] for node in nodes} == {"3"}
     assert not any("hf_secret" in word for node in nodes for word in node.command)
     assert plan(environment, 4, tmp_path, cores=2)[1].environment["OMP_NUM_THREADS"] == "1"
-    assert consoles_of(load(environment)).name == "swarm"
+    launcher = make_launcher(environment | {"RL_SWARM_HOME": str(tmp_path)}, 4)
+    assert launcher.nodes[1].console == tmp_path / "consoles" / "swarm" / "worker_1.log"
+    assert launcher.folders == [], "none before the experiment has begun"

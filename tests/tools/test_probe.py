@@ -21,14 +21,12 @@ from rl_swarm.tools.probe import (
     FEWEST,
     PLAIN_SECONDS,
     Probe,
-    Report,
+    ProbeResult,
     Tally,
-    advice,
     choose,
     next_batch,
     progress_line,
     ranked,
-    show,
     tally_of,
     undecided,
 )
@@ -92,13 +90,13 @@ def tenth(question: Question) -> float:
 
 def look(
     tasks: str, right: Chance, seconds: float = 120.0, seed: int = 7, kind: type[Pupil] = Pupil, **more: Any
-) -> tuple[Report, Pupil]:
+) -> tuple[ProbeResult, Pupil]:
     clock = VirtualClock()
-    pupil = kind(clock, right, **more)
+    pupil: Any = kind(clock, right, **more)
     return Probe(parse_tasks(tasks), pupil, group_size=8, seed=seed, clock=clock).run(seconds), pupil
 
 
-def keys(report: Report) -> list[str]:
+def keys(report: ProbeResult) -> list[str]:
     return [spec.id for spec, _ in report.seen]
 
 
@@ -106,8 +104,8 @@ def rows(*found: tuple[str, Tally]) -> list[tuple[TaskSpec, Tally]]:
     return [(parse_tasks(key)[0], tally) for key, tally in found]
 
 
-def report_of(*found: tuple[str, Tally]) -> Report:
-    return Report("pupil", 8, 120.0, tuple(ranked(rows(*found))), {}, ())
+def report_of(*found: tuple[str, Tally]) -> ProbeResult:
+    return ProbeResult("pupil", 8, 120.0, tuple(ranked(rows(*found))), {}, ())
 
 
 class TestLevels:
@@ -224,7 +222,7 @@ class TestChoice:
     def test_rare_is_chosen_with_a_warning(self) -> None:
         found = report_of(("gcd", Tally(100, 2, 800, 400, reward=2.0)), ("lcm", Tally(100, 0, 800, 400)))
         assert found.tasks == "gcd"
-        assert "2 of 100 rollouts were informative, so learning will be slow: more NUM_GENERATIONS (now 8)" in advice(found)
+        assert "2 of 100 rollouts were informative, so learning will be slow: more NUM_GENERATIONS (now 8)" in found.advice
 
     @pytest.mark.parametrize(
         ("tally", "says"),
@@ -242,8 +240,8 @@ class TestChoice:
     def test_nothing_informative_is_said_plainly(self, tally: Tally, says: str) -> None:
         found = report_of(("gcd", tally))
         assert found.tasks is None
-        assert says in advice(found)
-        assert says.startswith("give") or advice(found).startswith("No rollout was informative: ")
+        assert says in found.advice
+        assert says.startswith("give") or found.advice.startswith("No rollout was informative: ")
 
 
 class TestProbe:
@@ -265,7 +263,7 @@ class TestProbe:
     def test_a_model_without_tags_is_told_from_one_that_knows_nothing(self) -> None:
         report, _ = look("gcd", lambda question: 0.5, tagged=0.0, seconds=10.0)
         assert report.tasks is None
-        assert "only 0.0% of completions have an <answer>" in advice(report)
+        assert "only 0.0% of completions have an <answer>" in report.advice
 
     @pytest.mark.parametrize("pace", [0.02, 0.5, 3.0, 7.0, 50.0, 500.0])
     def test_the_time_is_kept_but_for_the_first_question(self, pace: float) -> None:
@@ -323,11 +321,6 @@ class TestProbe:
         with pytest.raises(ConfigError, match=r"none of the TASKS can be used \(.*max_vale.*name others"):
             look("lcm:max_vale=3", tenth)
 
-    @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
-    def test_no_sensible_time(self, seconds: float) -> None:
-        with pytest.raises(ConfigError, match="--seconds must be a number above 0, got"):
-            look("gcd", tenth, seconds=seconds)
-
     def test_an_interrupted_probe_reports_what_it_has(self) -> None:
         report, _ = look("gcd", lambda question: 0.5, kind=Interrupted)
         assert len(report.seen) == 3
@@ -347,7 +340,7 @@ class TestProbe:
 
 
 class TestView:
-    report = Report(
+    report = ProbeResult(
         "pupil",
         8,
         119.6,
@@ -356,9 +349,9 @@ class TestView:
         ("lcm",),
     )
 
-    def shown(self, report: Report) -> str:
+    def shown(self, report: ProbeResult) -> str:
         console = Console(file=io.StringIO(), width=80)
-        show(report, console)
+        console.print(report.view, crop=False)
         return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
     def test_table_and_value(self) -> None:

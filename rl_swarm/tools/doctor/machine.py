@@ -1,5 +1,6 @@
-"""What a node needs of this machine: Python, libraries, a device, threads, memory, disk, and settings that mean something."""
+"""Check what a node needs of this machine: libraries, a device, memory, threads, disk and a key."""
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -7,9 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rl_swarm import __version__
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.identity import allowed_keys, load_identity, require_library
@@ -19,11 +20,10 @@ from rl_swarm.processes.children import python
 from rl_swarm.runs.validate import Finding
 from rl_swarm.tools.memory import Device, assess, gb, this_device
 
-OLDEST_PYTHON = (3, 10)
 IMPORT_SECONDS = 120.0
 LITTLE_DISK_BYTES = 1_000_000_000
-# What a node imports of each library, as a program: transformers and torch can be there and yet not fit together. A program may
-# print the version that it really got, which counts more than what is written down about the installation.
+# Programs that use each library as a node does: transformers and torch can be installed and still not work together. A program may
+# print the version that it imported, which may differ from that of the installed package.
 LIBRARIES = {
     "torch": "import torch; torch.ones(2).sum().item()",
     "transformers": (
@@ -34,56 +34,34 @@ LIBRARIES = {
 }
 
 
-def check_python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    where = f"{version}, {sys.executable}; rl-swarm {__version__}"
-    if sys.version_info < OLDEST_PYTHON:
-        return Finding("python", "failed", f"{where}: install Python 3.10 or newer")
-    return Finding("python", "ok", where)
-
-
 def check_libraries(programs: Mapping[str, str] = LIBRARIES, seconds: float = IMPORT_SECONDS) -> list[Finding]:
-    """Import each library in a process of its own, all at once: a broken one can raise anything, or kill the process."""
-    running = {
-        name: subprocess.Popen(python(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for name, program in programs.items()
-    }
-    return [_imported(name, process, seconds) for name, process in running.items()]
+    """Import each library in another process, all at once: a broken one can raise anything, or kill the process."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda name: _check_library(name, programs[name], seconds), programs))
 
 
-def _imported(name: str, process: "subprocess.Popen[str]", seconds: float) -> Finding:
-    printed, problem = _outcome(process, seconds)
+def _check_library(name: str, program: str, seconds: float) -> Finding:
+    version, problem = "", f"not done after {seconds:.0f} s"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(python(program), capture_output=True, text=True, timeout=seconds, check=False)
+        version, _, _ = done.stdout.partition("\n")
+        problem = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
+        if done.returncode < 0:
+            problem = f"it was killed by {signal.Signals(-done.returncode).name}"
+    if name == "transformers" and version and not usable_transformers(version):
+        remedy = f"run pip install '{WANTED}' with {sys.executable}, or make setup"
+        return Finding(name, "failed", f"{version} does not work here: {remedy}")
     try:
-        version = printed or importlib.metadata.version(name)
+        version = version or importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "failed", f"is not installed: run 'pip install {name}' with {sys.executable}, or make setup")
-    if name == "transformers" and printed and not usable_transformers(printed):
-        return Finding(
-            name, "failed", f"{version} does not work here: run pip install '{WANTED}' with {sys.executable}, or make setup"
-        )
     if problem:
         return Finding(name, "failed", f"{version} cannot be imported ({problem}): install it again, or make a new environment")
     return Finding(name, "ok", version)
 
 
-def _outcome(process: "subprocess.Popen[str]", seconds: float) -> tuple[str, str | None]:
-    """The first line that a program printed, and its problem if it had one."""
-    try:
-        out, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return "", f"not done after {seconds:.0f} s"
-    printed = (out.splitlines() or [""])[0]
-    if process.returncode < 0:
-        return printed, f"it was killed by {signal.Signals(-process.returncode).name}"
-    if process.returncode:
-        return printed, (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-    return printed, None
-
-
 def check_memory(config: Config, workers: int) -> tuple[list[Finding], int | None]:
-    """Device, and memory against the model; with them the size of a checkpoint, None where the model cannot be had."""
+    """Check the device and its memory; return also the size of a checkpoint, None if the model is not known."""
     device = this_device(config.cpu_only)
     findings = [check_device(device, config.cpu_only)]
     if config.role == "coordinator":
@@ -102,13 +80,13 @@ def check_device(device: Device, cpu_only: bool) -> Finding:
     if cpu_only:
         return Finding("device", "ok", f"{shown}; CPU_ONLY is set")
     if shutil.which("nvidia-smi"):
-        remedy = "install a build of torch for CUDA, or set CPU_ONLY=true to mean it"
-        return Finding("device", "warning", f"{shown}; there seems to be an NVIDIA card that torch does not see: {remedy}")
+        remedy = "install a build of torch for CUDA, or set CPU_ONLY=true if you mean the CPU"
+        return Finding("device", "warning", f"{shown}; torch does not see the NVIDIA card that seems to be here: {remedy}")
     return Finding("device", "ok", f"{shown}; no GPU, which is enough for nano and slow for models beyond 0.5 B parameters")
 
 
 def check_threads(environment: Mapping[str, str], workers: int, cores: int | None = None) -> Finding:
-    """More threads than cores make everyone slow, several times over; the launcher shares them out by itself."""
+    """Compare threads with cores: more threads than cores slow everyone down, several times over."""
     cores = cores or os.cpu_count() or 1
     right = max(1, cores // workers)
     said = environment.get("OMP_NUM_THREADS", "").strip()
@@ -122,7 +100,7 @@ def check_threads(environment: Mapping[str, str], workers: int, cores: int | Non
 
 
 def check_home(config: Config, checkpoint_bytes: int | None) -> Finding:
-    """The folder of spool and checkpoints, or where it will be made."""
+    """Check the folder of spool and checkpoints, or the place where it will be made."""
     try:
         place = home_of(config).absolute()
     except ConfigError as error:
@@ -134,19 +112,18 @@ def check_home(config: Config, checkpoint_bytes: int | None) -> Finding:
 
 
 def check_disk(check: str, place: str, free: int, checkpoint_bytes: int | None) -> Finding:
-    """Two checkpoints of a node are kept, here and in the store."""
+    """Check that there is room for the two checkpoints that a node keeps, here and in the store."""
     shown = f"{gb(free)} free in {place}"
-    if checkpoint_bytes is None:
-        enough = free >= LITTLE_DISK_BYTES
-        return Finding(check, "ok" if enough else "warning", shown if enough else f"{shown}: make room for checkpoints")
-    shown += f", a checkpoint takes {gb(checkpoint_bytes)} and two are kept"
-    if free < checkpoint_bytes:
-        return Finding(check, "failed", f"{shown}: make room, or set LORA_RANK, whose checkpoints are small")
-    return Finding(check, "warning", f"{shown}: make room") if free < 2 * checkpoint_bytes else Finding(check, "ok", shown)
+    if checkpoint_bytes is not None:
+        shown += f", a checkpoint takes {gb(checkpoint_bytes)} and two are kept"
+        if free < checkpoint_bytes:
+            return Finding(check, "failed", f"{shown}: make room, or set LORA_RANK, whose checkpoints are small")
+    enough = free >= (LITTLE_DISK_BYTES if checkpoint_bytes is None else 2 * checkpoint_bytes)
+    return Finding(check, "ok", shown) if enough else Finding(check, "warning", f"{shown}: make room for checkpoints")
 
 
 def check_identity(config: Config) -> list[Finding]:
-    """The public key of this node, for whoever keeps a list of them; nothing where nothing is signed."""
+    """Show the public key of this node, which others may want to list; return nothing if nothing is signed."""
     try:
         identity = load_identity(config.identity, Path(config.store) if config.store else None) if config.identity else None
         allowed = allowed_keys(config.allowed_keys) if config.allowed_keys else None
@@ -158,11 +135,5 @@ def check_identity(config: Config) -> list[Finding]:
     if identity and allowed and identity.public not in allowed:
         found.append(Finding("identity", "warning", "this key is not in SWARM_ALLOWED_KEYS: peers with the same list refuse it"))
     if (allowed or config.require_signatures) and not identity:
-        found.append(Finding("identity", "warning", "wants signatures of others and signs nothing itself: set SWARM_IDENTITY"))
+        found.append(Finding("identity", "warning", "asks others for signatures and signs nothing itself: set SWARM_IDENTITY"))
     return found
-
-
-def check_settings(config: Config) -> list[Finding]:
-    if not config.warnings:
-        return [Finding("settings", "ok", "nothing that is set is unknown ('rl-swarm config' prints them all)")]
-    return [Finding("settings", "warning", warning) for warning in config.warnings]

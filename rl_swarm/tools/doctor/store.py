@@ -1,7 +1,7 @@
-"""Use the store as a node would: write, read, list, create exclusively, delete; then look at the experiment in it.
+"""Use the store as a node would: write, read, list, create exclusively, delete. Then read the experiment in it.
 
-Every document that is written lies under `doctor/` and is deleted again. Times are measured on this machine: how soon *other*
-machines see a write is up to the mount. Clocks are compared to inform people only; nothing in the swarm relies on them.
+All documents are written below `doctor/` and deleted again. Times are measured on this machine: how soon other machines see a write
+is up to the mount.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 
 from rl_swarm import config as configuration
@@ -16,25 +17,23 @@ from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.runs.validate import Finding
-from rl_swarm.store import Store, Transient, is_key, open_store
+from rl_swarm.store import Store, is_key, open_store
 from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import newest_heartbeat, read_heartbeat, read_registration, registered
+from rl_swarm.swarm.peers import registered
 from rl_swarm.tasks import tasks_version
 
 FOLDER = "doctor"
-PROBE = b"x" * 4096 + b"\n"
+SAMPLE = b"x" * 4096 + b"\n"
 VISIBLE_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 SLOW_SECONDS = 5.0
-CLOCK_SECONDS = 2.0  # some file systems count in steps of two seconds
-MOST_PEERS = 10
 
 
 class StoreExam:
-    """Afterwards `config` has the experiment's settings beneath its own, and `free_bytes` is known where the store is a folder."""
+    """Examine a store in a thread. Afterwards `config` has the experiment's settings, and a folder's `free_bytes` are known."""
 
     def __init__(
         self,
@@ -43,116 +42,103 @@ class StoreExam:
         flags: Mapping[str, str | None],
         *,
         clock: Clock | None = None,
-        visible_seconds: float = VISIBLE_SECONDS,
         open_url: Callable[[str], Store] = open_store,
     ) -> None:
         self.config = config
         self.free_bytes: int | None = None
         self._environment, self._flags = environment, flags
         self._clock: Clock = clock or SystemClock()
-        self._visible_seconds, self._open_url = visible_seconds, open_url
+        self._open_url = open_url
+        self._call: Future[None] | None = None
         self._findings: list[Finding] = []
         self._doing = "opening it"
 
-    def start(self) -> Callable[[float], list[Finding]]:
-        """Begin, and return what waits for the end so many seconds at most and then returns what was found until then."""
-        call = aside(self._run)
+    def start(self) -> None:
+        self._call = aside(self._run)
 
-        def findings(seconds: float) -> list[Finding]:
-            try:
-                call.result(seconds)
-            except TimeoutError:
-                hung = f"{self.config.store_url} gave no answer in {seconds:.0f} s while {self._doing}"
-                return [*self._findings, Finding("store", "failed", f"{hung}: the mount hangs, mount it again")]
-            return self._findings
-
-        return findings
+    def findings(self, seconds: float) -> list[Finding]:
+        """Wait for the end, so many seconds at most, and return what was found until then."""
+        if self._call is None:
+            return [
+                Finding("store", "warning", "GDRIVE_PATH is not set, so no store was checked: it names the folder of all nodes")
+            ]
+        try:
+            self._call.result(seconds)
+        except TimeoutError:
+            hung = f"{self.config.store_url} gave no answer in {seconds:.0f} s while {self._doing}"
+            return [*self._findings, Finding("store", "failed", f"{hung}: the mount hangs, mount it again")]
+        return self._findings
 
     def _run(self) -> None:
-        url = self.config.store_url
+        url, made = self.config.store_url, False
         try:
             root = expanded(url.removeprefix("file://"), "GDRIVE_PATH")
             made = not root.exists()
             store = self._open_url(url)
+            for check in (self._check_place, self._check_documents, self._check_experiment):
+                try:
+                    check(store)
+                except Refused as error:  # concerns one name only: go on with the others
+                    self._add("store", "failed", str(error))
         except ConfigError as error:
             self._add("store", "failed", str(error))
-            return
-        except OSError as error:  # a mount that died raises also where one only asks whether a folder exists
-            self._add("store", "failed", f"{url} does not answer (Errno {error.errno}, {error.strerror}): mount it again")
-            return
-        try:
-            for look in (self._look_at_place, self._look_at_documents, self._look_at_experiment):
-                try:
-                    look(store)
-                except Refused as error:  # of one name: everything else can be looked at
-                    self._add("store", "failed", str(error))
         except StoreAway as away:
             self._add("store", "failed", f"{away}; if it stays away, mount it again")
-        if made and isinstance(store, FolderStore):
-            with contextlib.suppress(OSError):
+        except OSError as error:  # a dead mount raises even if one only asks whether a folder exists
+            self._add("store", "failed", f"{url} does not answer (Errno {error.errno}, {error.strerror}): mount it again")
+        if made:
+            with contextlib.suppress(OSError):  # not empty, or no folder
                 root.rmdir()
 
-    def _look_at_place(self, store: Store) -> None:
+    def _check_place(self, store: Store) -> None:
         self._doing = "asking how much room it has"
         if not isinstance(store, FolderStore):
             inside = store.url.startswith("memory://")
-            why = f"{store.url} lives inside one process: nodes started by themselves do not share it" if inside else store.url
+            why = f"{store.url} lives inside one process: other processes do not share it" if inside else store.url
             self._add("store", "warning" if inside else "ok", why)
             return
-        with contextlib.suppress(OSError):  # what does not answer here shows below
+        with contextlib.suppress(OSError):  # shows below
             self.free_bytes = shutil.disk_usage(store.root).free
-        if store.local:
-            where = (
-                "this machine's own disk: journals grow in place; other machines see it only if you share or synchronise the folder"
-            )
-        else:
-            where = (
-                "a FUSE or network mount: documents are written in place, journals come in segments, and other machines see a "
-                "write when the mount has passed it on, on a Drive after seconds to minutes"
-            )
-        self._add("store", "ok", f"{store.root}, {where}")
+        disk = "this machine's own disk: other machines see it only if you share or synchronise the folder"
+        mount = "a FUSE or network mount: other machines see a write when it is uploaded, on a Drive after seconds to minutes"
+        self._add("store", "ok", f"{store.root}, {disk if store.local else mount}")
 
-    def _look_at_documents(self, store: Store) -> None:
-        name, contested = (f"{secrets.token_hex(8)}.json" for _ in range(2))
+    def _check_documents(self, store: Store) -> None:
+        name, contested = (f"{FOLDER}/{secrets.token_hex(8)}.json" for _ in range(2))
         try:
-            before = self._clock.wall()
             self._write(store, name)
-            self._compare_clocks(store, name, before, self._clock.wall())
             self._read(store, name)
             self._list(store, name)
             self._create_exclusively(store, contested)
         finally:
-            self._delete(store, (name, contested))
+            self._delete(store, [name, contested])
 
     def _write(self, store: Store, name: str) -> None:
         self._doing, began = "writing", self._clock.monotonic()
-        if store.put(f"{FOLDER}/{name}", PROBE):
-            self._timed("write", began, f"{len(PROBE)} bytes are written")
+        if store.put(name, SAMPLE):
+            self._timed("write", began, f"{len(SAMPLE)} bytes are written")
         else:
-            self._add("write", "failed", f"{FOLDER}/{name} was there before it was written: the store answers for another one")
+            self._add("write", "failed", f"{name} existed before it was written: the store mixes up names, use another")
 
     def _read(self, store: Store, name: str) -> None:
         self._doing, began = "reading back", self._clock.monotonic()
         try:
-            data = store.get(f"{FOLDER}/{name}", limit=len(PROBE), listed=True)
+            data = store.get(name, limit=len(SAMPLE), listed=True)
         except NotFound:
-            self._add("read", "warning", "what was written cannot be read yet: nodes will look again, and everything takes longer")
-            return
-        if data == PROBE:
-            self._timed("read", began, "what was written comes back")
-        elif PROBE.startswith(data):
-            self._add("read", "warning", f"only {len(data)} of {len(PROBE)} bytes are there yet: nodes will look again")
+            data = b""
+        if data == SAMPLE:
+            self._timed("read", began, "the document comes back")
+        elif SAMPLE.startswith(data):
+            self._add("read", "warning", f"only {len(data)} of {len(SAMPLE)} bytes can be read yet: nodes retry, and are slower")
         else:
-            self._add("read", "failed", "what comes back is not what was written: the store damages files, use another")
+            self._add("read", "failed", "other bytes come back than were written: the store damages files, use another")
 
     def _list(self, store: Store, name: str) -> None:
         self._doing, began = "waiting for a write to be listed", self._clock.monotonic()
-        while name not in store.list(FOLDER):
-            if self._clock.monotonic() - began >= self._visible_seconds:
-                late = f"a write is not listed after {self._visible_seconds:.0f} s"
-                self._add(
-                    "listing", "warning", f"{late}: peers' rollouts come late; a higher ROLLOUT_WINDOW_ROUNDS keeps them usable"
-                )
+        while name.rpartition("/")[2] not in store.list(FOLDER):
+            if self._clock.monotonic() - began >= VISIBLE_SECONDS:
+                remedy = "peers' rollouts come late; a higher ROLLOUT_WINDOW_ROUNDS keeps them usable"
+                self._add("listing", "warning", f"a write is not listed after {VISIBLE_SECONDS:.0f} s: {remedy}")
                 return
             self._clock.sleep(LOOK_SECONDS)
         self._timed("listing", began, "a write is visible here")
@@ -163,99 +149,72 @@ class StoreExam:
 
         def put(number: int) -> bool:
             both.wait()
-            return store.put(f"{FOLDER}/{name}", PROBE + bytes([number]))
+            return store.put(name, SAMPLE + bytes([number]))
 
-        racers = [aside(partial(put, number)) for number in range(2)]
-        won = sum(racer.result() for racer in racers)
+        writers = [aside(partial(put, number)) for number in range(2)]
+        won = sum(writer.result() for writer in writers)
         if won == 1:
             self._add("exclusive create", "ok", "of two writers of one name exactly one wins")
         else:
             remedy = "start the first node alone, one coordinator only, and never one NODE_ID twice"
             self._add("exclusive create", "warning", f"of two writers of one name {won} won: {remedy}")
 
-    def _compare_clocks(self, store: Store, name: str, before: float, after: float) -> None:
-        self._doing = "comparing clocks"
-        if not isinstance(store, FolderStore):
-            return
-        try:
-            stamp = store.modified(f"{FOLDER}/{name}")
-        except (NotFound, Transient) as error:
-            self._add("clock", "warning", f"the time of what was written cannot be read ({error})")
-            return
-        skew = stamp - max(before, min(stamp, after))
-        if abs(skew) <= CLOCK_SECONDS:
-            self._add("clock", "ok", "the store's times are those of this machine")
-        else:
-            apart = f"the store's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's"
-            self._add("clock", "warning", f"{apart}: training does not mind, times in 'rl-swarm status' are off; set the clock")
-
-    def _delete(self, store: Store, names: tuple[str, ...]) -> None:
-        self._doing, began = "deleting what was written", self._clock.monotonic()
+    def _delete(self, store: Store, names: list[str]) -> None:
+        self._doing, began = "deleting the documents", self._clock.monotonic()
         try:
             for name in names:
-                store.delete(f"{FOLDER}/{name}")
+                store.delete(name)
             if isinstance(store, FolderStore):
-                store.remove_folder(FOLDER)  # unless it is not empty: then somebody else's examination is under way
-            left = set(names) & set(store.list(FOLDER))
+                store.remove_folder(FOLDER)  # unless another doctor's documents are in it
+            left = {name.rpartition("/")[2] for name in names} & set(store.list(FOLDER))
         except StoreAway as away:
             self._add("delete", "warning", f"{away}; delete {FOLDER}/ in the store by hand")
             return
         if left:
-            self._add("delete", "warning", f"still listed after it was deleted: look for {FOLDER}/ in the store later")
+            self._add("delete", "warning", f"deleted documents are still listed: look for {FOLDER}/ in the store later")
         else:
             self._timed("delete", began, "nothing is left behind")
 
-    def _look_at_experiment(self, store: Store) -> None:
+    def _check_experiment(self, store: Store) -> None:
         self._doing = "reading the experiment"
         name = self.config.experiment
         if not name:
-            self._add("experiment", "warning", "EXPERIMENT_NAME is not set, so no experiment was looked at")
+            self._add("experiment", "warning", "EXPERIMENT_NAME is not set, so no experiment was checked")
             return
         layout = Layout(name)
         try:
             found = experiments.read(store, layout, self.config.founder)
-            if found is None and layout.experiment.rpartition("/")[2] in store.list(layout.root):
-                self._add("experiment", "failed", f"{layout.experiment} is not all there: wait until it has synchronised")
-                return
             if found is None:
-                self._add("experiment", "ok", f"{name!r} is not there yet: the first node that starts publishes its settings")
+                if layout.experiment.rpartition("/")[2] in store.list(layout.root):
+                    self._add("experiment", "failed", f"{layout.experiment} is incomplete: wait until it has synchronised")
+                else:
+                    self._add("experiment", "ok", f"{name!r} does not exist yet: the first node publishes its settings")
                 return
             self.config = configuration.load(self._environment, self._flags, found.settings)
             experiments.check(self.config, found, tasks_version())
         except ConfigError as error:
             self._add("experiment", "failed", str(error))
             return
-        self._add("experiment", "ok", f"{name!r} is there, the settings here agree with it")
-        self._look_at_permissions(store, layout)
-        self._look_at_nodes(store, layout)
+        self._add("experiment", "ok", f"{name!r} exists, and the settings here agree with it")
+        self._check_permissions(store, layout)
+        self._doing = "looking for nodes"
+        nodes, own = registered(store, layout), self.config.node_id
+        known = f"; {own} among them, it resumes from its checkpoint" if own in nodes else ""
+        self._add("nodes", "ok", f"{len(nodes)} registered{known}")
 
-    def _look_at_permissions(self, store: Store, layout: Layout) -> None:
-        """New folders take the mode of the root; those made by hand, or before that mode was changed, may not have it."""
-        self._doing = "looking at permissions"
+    def _check_permissions(self, store: Store, layout: Layout) -> None:
+        """Check folders that were made by hand, or before the root got its mode: new folders take the mode of the root."""
+        self._doing = "checking permissions"
         if not isinstance(store, FolderStore):
             return
         below = [f"{layout.root}/{name.rstrip('/')}" for name in store.list(layout.root) if name.endswith("/") and is_key(name)]
         for folder in [layout.root, *below]:
             if why := store.unwritable(folder):
-                remedy = (
-                    f"its owner should run 'chmod -R u+rwX,go=u {store.root / layout.root}', or give it the mode of {store.root}"
-                )
+                where = store.root / layout.root
+                remedy = f"its owner should run 'chmod -R u+rwX,go=u {where}', or give it the mode of {store.root}"
                 self._add("permissions", "failed", f"{folder} cannot be written by this user ({why}): {remedy}")
                 return
         self._add("permissions", "ok", "this user may write to the experiment")
-
-    def _look_at_nodes(self, store: Store, layout: Layout) -> None:
-        self._doing = "looking for nodes"
-        nodes = sorted(registered(store, layout))
-        own = self.config.node_id
-        known = f"; {own} among them, it goes on from its checkpoint" if own in nodes else ""
-        self._add("nodes", "ok", f"{len(nodes)} registered{known}")
-        signs = {node: sign for node in nodes[:MOST_PEERS] if node != own and (sign := _newest_sign(store, layout, node))}
-        if signs:
-            node = max(signs, key=lambda node: signs[node])
-            apart = self._clock.wall() - signs[node]
-            when = f"{apart:.0f} s ago" if apart >= 0 else f"{-apart:.0f} s in the future"
-            self._add("peers' clocks", "ok", f"the newest sign, of {node}, is from {when} by its own clock; nothing relies on that")
 
     def _timed(self, check: str, began: float, what: str) -> None:
         seconds = self._clock.monotonic() - began
@@ -266,10 +225,3 @@ class StoreExam:
 
     def _add(self, check: str, status: str, detail: str) -> None:
         self._findings.append(Finding(check, status, detail))
-
-
-def _newest_sign(store: Store, layout: Layout, node_id: str) -> float | None:
-    sequence = newest_heartbeat(store, layout, node_id)
-    beat = read_heartbeat(store, layout, node_id, sequence) if sequence is not None else None
-    registration = read_registration(store, layout, node_id)
-    return beat.sent_at if beat else registration.registered_at if registration else None
