@@ -30,7 +30,7 @@ from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint
-from rl_swarm.tasks import Tasks, tasks_of, warm_up
+from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.text import visible
 from rl_swarm.tools.memory import shape_of, this_device
 
@@ -89,7 +89,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Answers:
-    """Scores are None if nobody knows the answer to the question."""
+    """What the base model and the trained one answer to a question."""
 
     question: str
     model: str
@@ -97,8 +97,6 @@ class Answers:
     round: int
     base: str
     trained: str
-    base_score: float | None
-    trained_score: float | None
 
 
 def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
@@ -132,8 +130,9 @@ def load_trained(run: Run) -> Trained:
         try:
             config, tensors = _read(run, each)
             if policy is None or loaded != (config.model, config.lora_rank):
+                policy = None  # one model in memory is enough
                 policy, loaded = load_policy(config), (config.model, config.lora_rank)
-            check_weights(tensors, trainable(policy.model), policy.name, any_precision=True)  # to ask needs no certain DTYPE
+            check_weights(tensors, trainable(policy.model), policy.name, any_precision=True)  # DTYPE may differ: nothing is trained
             return Trained(each.node_id, each.round, config, policy, tensors)
         except OtherModel as error:
             of_other_model = of_other_model or OtherModel(f"the checkpoint of {each.node_id} at round {each.round}: {error}")
@@ -207,22 +206,9 @@ def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
     """Answer a question greedily with the base model and with the trained one."""
     if not question.strip():
         raise ConfigError(f"the question must not be empty, got {question!r}: write it in quotes")
-    run = open_run(environment, flags)
-    warm_up()
-    trained = load_trained(run)
-    [texts] = trained.answer([Question(question)])
-    scores = _scores(trained.config, question, texts)
-    return Answers(question, trained.policy.name, trained.node_id, trained.round, *texts, *scores)
-
-
-def _scores(config: Config, question: str, texts: Sequence[str]) -> Sequence[float | None]:
-    """Score each text if the question is a held-out one, whose answer is known."""
-    try:
-        tasks = Tasks(tasks_of(config), seed=config.seed, node_id=config.node)
-    except ConfigError:  # a task that this machine does not have: nothing else here needs it
-        return [None] * len(texts)
-    known = next((each for each in tasks.held_out() if each.prompt == question), None)
-    return tasks.score_all(known, texts) if known else [None] * len(texts)
+    trained = load_trained(open_run(environment, flags))
+    [(before, after)] = trained.answer([Question(question)])
+    return Answers(question, trained.policy.name, trained.node_id, trained.round, before, after)
 
 
 def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example]:
@@ -249,14 +235,13 @@ def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example
 def show(answers: Answers, console: Console) -> None:
     """Show both answers side by side on a terminal, one after the other elsewhere. A model's text takes no effect."""
     parts = [
-        (f"base: {answers.model}", answers.base, answers.base_score),
-        (f"trained: {answers.node_id}, round {answers.round}", answers.trained, answers.trained_score),
+        (visible(f"base: {answers.model}"), visible(answers.base)),
+        (visible(f"trained: {answers.node_id}, round {answers.round}"), visible(answers.trained)),
     ]
-    scored = [(visible(title if score is None else f"{title}, score {score:.2f}"), visible(text)) for title, text, score in parts]
     if not console.is_terminal:
-        for title, text in scored:
+        for title, text in parts:
             console.print(Text(f"{title}\n{text}\n"), soft_wrap=True)
         return
     table = Table.grid(Column(ratio=1), Column(ratio=1), expand=True, padding=(0, 1))
-    table.add_row(*(Panel(Text(text), title=Text(title)) for title, text in scored))
+    table.add_row(*(Panel(Text(text), title=Text(title)) for title, text in parts))
     console.print(Text(visible(answers.question)), table)

@@ -180,8 +180,8 @@ def _held_out(evaluated: list[Evaluated]) -> str:
     for task in sorted(evaluated[0].held_out_by_task):
         rows.append((_code(task), *(_share(each.held_out_by_task.get(task)) for each in evaluated)))
     table = _table(["", *(f"before round {each.round}" for each in evaluated)], rows)
-    asked = evaluated[0].held_out_questions or ""
-    return f"## Held-out questions\n\nGreedy pass@1 on {asked} questions that nobody trains on.\n\n{table}\n\n"
+    asked = f"{evaluated[0].held_out_questions} questions" if evaluated[0].held_out_questions else "questions"
+    return f"## Held-out questions\n\nGreedy pass@1 on {asked} that nobody trains on.\n\n{table}\n\n"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

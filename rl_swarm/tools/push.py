@@ -107,16 +107,9 @@ class HubPusher:
         if self._waiting is None or self._upload:
             return
         number, self._waiting = self._waiting, None
-        request = {
-            "folder": str(self._export(number)),
-            "name": repository_name(self._node.config.experiment_name, self._node.local.node_id),
-            "repository": self._repository,
-            "token": self._token,
-            "message": f"Round {number}",
-            "seconds": UPLOAD_SECONDS,
-        }
+        name = self._repository or repository_name(self._node.config.experiment_name, self._node.local.node_id)
         try:
-            self._upload = _Upload(number, request, self._folder / "console")
+            self._upload = _Upload(number, self._export(number), name, self._token)
         except OSError as error:
             self._end(number, {"error": f"no process can be started for the upload: {error}"})
 
@@ -134,21 +127,22 @@ class HubPusher:
 class _Upload:
     """The process that uploads one export. It ends by itself at its time limit, even if the node was killed."""
 
-    def __init__(self, number: int, request: dict[str, Any], console: Path) -> None:
-        self.round, self._console = number, console
-        with console.open("wb") as output:
+    def __init__(self, number: int, folder: Path, repository: str, token: str) -> None:
+        self.round, self._console = number, folder.with_suffix(".console")
+        arguments = (str(folder), repository, f"Round {number}", str(UPLOAD_SECONDS))
+        with self._console.open("wb") as console:
             self.process = subprocess.Popen(
-                python("from rl_swarm.tools.push import main; main()"),
+                python("from rl_swarm.tools.push import main; main()", *arguments),
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
+                stdout=console,
+                stderr=console,
                 env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
                 start_new_session=True,  # Ctrl-C asks the node to finish its work, and that includes the upload
             )
         assert self.process.stdin
         # The token goes through a pipe: others can read the arguments of a process, and its environment is inherited.
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
-            pipe.write(json.dumps(request).encode())
+            pipe.write(token.encode())
 
     def outcome(self) -> dict[str, str] | None:
         """The last line that the process wrote, or how it died; None while it runs."""
@@ -183,13 +177,13 @@ def repository_name(experiment: str, node_id: str) -> str:
 
 
 def main() -> None:
-    """Run one upload as a process of its own: read the request from stdin, write the outcome as the last line, both as JSON."""
-    request = json.load(sys.stdin)
-    late = {"error": f"not done within {request['seconds']:g} s: check the connection to the hub"}
-    timer = threading.Timer(request["seconds"], _exit_with, [late])
+    """Run one upload as a process of its own: read the token from stdin, write the outcome as JSON in the last line."""
+    folder, repository, message, seconds = sys.argv[1:]
+    late = {"error": f"not done within {float(seconds):g} s: check the connection to the hub"}
+    timer = threading.Timer(float(seconds), _exit_with, [late])
     timer.daemon = True
     timer.start()
-    _exit_with(upload(request))
+    _exit_with(upload(folder, repository, message, sys.stdin.read()))
 
 
 def _exit_with(outcome: dict[str, str]) -> None:
@@ -197,17 +191,20 @@ def _exit_with(outcome: dict[str, str]) -> None:
     os._exit(0)  # at once: nothing is printed after the outcome, and no thread of a client that hangs is waited for
 
 
-def upload(request: dict[str, Any]) -> dict[str, str]:
-    """Upload a folder with the hub's own client. Return the repository and its address, or an error of one line."""
+def upload(folder: str, repository: str, message: str, token: str) -> dict[str, str]:
+    """Upload a folder with the hub's own client. Return the repository and its address, or an error of one line.
+
+    A repository without an owner is one of the token's account.
+    """
     from huggingface_hub import HfApi
 
-    api = HfApi(token=request["token"], library_name="rl-swarm", library_version=__version__)
+    api = HfApi(token=token, library_name="rl-swarm", library_version=__version__)
     try:
-        repository = request["repository"] or f"{api.whoami()['name']}/{request['name']}"
+        repository = repository if "/" in repository else f"{api.whoami()['name']}/{repository}"
         url = api.create_repo(repository, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=request["folder"], commit_message=request["message"])
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except Exception as error:  # the client's errors have no common base class; the report names each
-        return {"error": hub_reason(error, request["token"])}
+        return {"error": hub_reason(error, token)}
     return {"repository": repository, "url": str(url)}
 
 

@@ -28,7 +28,6 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
-from rl_swarm.tasks import Tasks, parse_tasks
 from rl_swarm.text import visible
 from rl_swarm.tools import ask as asking
 from rl_swarm.tools.ask import Answers, Trained, load_trained, open_run, show
@@ -228,7 +227,6 @@ def test_both_models_answer_as_they_do_in_training(trial: Trial) -> None:
     assert [answers.base] == base.greedy([Question(QUESTION)])
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
     assert answers.base != answers.trained
-    assert (answers.base_score, answers.trained_score) == (None, None), "nobody knows the answer to this question"
     assert json.loads(json.dumps(asdict(answers)))["question"] == QUESTION
 
 
@@ -335,19 +333,6 @@ def test_weights_of_another_model_change_nothing(trial: Trial) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.model.named_parameters())
 
 
-def test_a_held_out_question_is_scored(trial: Trial) -> None:
-    trial.save("w1", 10, trial.policy(3))
-    known = Tasks(parse_tasks("easy"), seed=0, node_id="anyone").held_out()[0]
-    answers = asking.ask(trial.environment, {}, known.prompt)
-    assert (answers.base_score, answers.trained_score) == (0.0, 0.0)
-    config = load(trial.environment | {"TASKS": "easy", "NODE_ID": "w1"})
-    right = f"<answer>{known.answer}</answer>"
-    assert asking._scores(config, known.prompt, [right, "no idea"]) == [1.0, 0.0]
-    assert asking._scores(config, known.prompt + "?", [right]) == [None]
-    missing = load(trial.environment | {"TASKS": "/no/such/task.py", "NODE_ID": "w1"})
-    assert asking._scores(missing, known.prompt, [right]) == [None], "asking works without the task"
-
-
 def test_questions_that_cannot_be_asked_are_refused(trial: Trial) -> None:
     trial.save("w1", 10, trial.policy(3))
     with pytest.raises(ConfigError, match="the question must not be empty, got '  '"):
@@ -356,7 +341,7 @@ def test_questions_that_cannot_be_asked_are_refused(trial: Trial) -> None:
         asking.ask(trial.environment, {}, "long " * 500)
 
 
-HOSTILE = Answers("why [b]?", "nano", "w1", 60, "[red]hi[/red] \x1b[31m\x07", "one\ntwo\u202e\tthree", None, 1.0)
+HOSTILE = Answers("why [b]?", "nano", "w1", 60, "[red]hi[/red] \x1b[31m\x07", "one\ntwo\u202e\tthree")
 
 
 def shown(**options: Any) -> str:
@@ -371,7 +356,7 @@ def test_a_model_text_is_shown_and_never_obeyed() -> None:
         "base: nano",
         r"[red]hi[/red] \x1b[31m\x07",
         "",
-        "trained: w1, round 60, score 1.00",
+        "trained: w1, round 60",
         "one",
         r"two\u202e\tthree",
         "",

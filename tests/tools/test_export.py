@@ -307,14 +307,13 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
         yield running
 
 
-def uploaded(folder: Path, **request: Any) -> dict[str, str]:
+def uploaded(folder: Path, repository: str = "trial-w1", token: str = TOKEN) -> dict[str, str]:
     (folder / "model").mkdir()
     (folder / "model" / "README.md").write_text(card(FIGURES, ""))
     (folder / "model" / "model.safetensors").write_bytes(b"weights\0")
-    asked = {"folder": str(folder / "model"), "name": "trial-w1", "repository": None, "token": TOKEN, "message": "Round 5"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the hub's client
-        return upload(asked | request)
+        return upload(str(folder / "model"), repository, "Round 5", token)
 
 
 def test_a_repository_that_is_known_is_not_asked_for_again(stub: HubStub, tmp_path: Path) -> None:
@@ -368,9 +367,9 @@ def test_reasons_fit_in_a_line_without_any_part_of_the_token() -> None:
 STANDIN = """
 import json, sys, time
 from pathlib import Path
-request, here = json.load(sys.stdin), Path(sys.argv[1])
+here = Path(sys.argv[1])
 with (here / "log").open("a") as log:
-    log.write(json.dumps(request) + "\\n")
+    log.write(json.dumps([*sys.argv[2:], sys.stdin.read()]) + "\\n")
 while (here / "hang").exists():
     time.sleep(0.01)
 failed = (here / "fail").exists()
@@ -395,7 +394,7 @@ class Pushing:
             journal=SimpleNamespace(note=lambda kind, line: self.lines.append(line), flush=lambda: None),
         )
         command = python(program) if program else [sys.executable, "-I", "-S", "-c", STANDIN, str(folder)]
-        monkeypatch.setattr(push, "python", lambda default: command)
+        monkeypatch.setattr(push, "python", lambda default, *arguments: [*command, *arguments])
         if trained is None:
             monkeypatch.setattr(push, "write", lambda folder, policy, figures: folder.mkdir(parents=True))
         pusher = make_pusher(node, trained or policy())
@@ -403,7 +402,8 @@ class Pushing:
         self.pusher = pusher
 
     @property
-    def asked(self) -> list[dict[str, Any]]:
+    def asked(self) -> list[list[str]]:
+        """Export, repository, message, seconds and token of each upload."""
         log = self.control / "log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
@@ -452,13 +452,10 @@ def test_later_pushes_go_to_the_same_repository_when_their_interval_has_passed(
             pushing.wait(lambda number=number: DONE.format(number) in pushing.lines)
     pushing.pusher(57)  # the end of training, with nothing learnt since
     pushing.close()
-    assert [(each["message"], each["name"], each["repository"]) for each in pushing.asked] == [
-        ("Round 47", "trial-w1", None),
-        ("Round 57", "trial-w1", "tester/found"),
-    ]
+    assert [each[1:3] for each in pushing.asked] == [["trial-w1", "Round 47"], ["tester/found", "Round 57"]]
 
 
-HANGING = "import time; from rl_swarm.tools import push; push.upload = lambda request: time.sleep(600); push.main()"
+HANGING = "import time; from rl_swarm.tools import push; push.upload = lambda *request: time.sleep(600); push.main()"
 
 
 def test_a_hub_that_hangs_is_given_up_in_time_and_training_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +474,7 @@ def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(tmp_pat
     pushing = Pushing(tmp_path, monkeypatch)
     pushing.pusher(5)
     pushing.wait(lambda: pushing.asked)
-    assert pushing.asked[0]["token"] == TOKEN
+    assert pushing.asked[0][-1] == TOKEN
     assert pushing.pusher._upload
     process = pushing.pusher._upload.process
     for name in ("cmdline", "environ"):
@@ -518,7 +515,7 @@ def test_a_newer_push_takes_the_place_of_one_that_waits(tmp_path: Path, monkeypa
     pushing = Pushing(tmp_path, monkeypatch)
     for number in (5, 6, 7):
         pushing.pusher(number)
-    assert sorted(path.name for path in pushing.folder.iterdir()) == ["console", "round_000005", "round_000007"]
+    assert sorted(path.name for path in pushing.folder.iterdir()) == ["round_000005", "round_000005.console", "round_000007"]
     (tmp_path / "hang").unlink()
     pushing.close()
     assert pushing.lines == [DONE.format(5), DONE.format(7)]
@@ -563,7 +560,7 @@ def test_an_upload_that_dies_is_reported(program: str, reason: str, tmp_path: Pa
 
 def test_an_upload_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushing = Pushing(tmp_path, monkeypatch)
-    monkeypatch.setattr(push, "python", lambda program: ["/no/such/program"])
+    monkeypatch.setattr(push, "python", lambda *program: ["/no/such/program"])
     pushing.pusher(5)
     assert "failed (no process can be started for the upload: " in pushing.lines[0]
     pushing.close()
