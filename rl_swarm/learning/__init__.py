@@ -1,1 +1,1 @@
-"""What a node learns with: policy, update, checkpoints."""
+"""A node's learning: policy, update, evaluation, checkpoints."""

@@ -1,1 +1,1 @@
-"""How a model runs fast."""
+"""Run a model fast: sampling and forward passes over packed tokens."""

@@ -90,7 +90,7 @@ def _last_states(decoder: PackedDecoder, table: Any, prompts: Any, texts: Any, p
         return table(torch.tensor([token for text in texts for token in text], device=device))
 
     pattern = Prompts(lengths, device)
-    decoder(embedded(prompts), positions(lengths, device), pattern)
+    decoder(embedded(prompts), pattern.positions_N, pattern)
     starts = [lengths[prompt] for prompt in prompt_of]
     together = decoder(embedded(texts), positions([2, 2, 2], device, starts), completions([2, 2, 2], prompt_of, pattern))[1::2]
     rows = Growing(pattern, group_size=2, steps=2)

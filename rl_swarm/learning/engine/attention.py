@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from rl_swarm.learning.engine.grid import Grid
+from rl_swarm.learning.engine.grid import Grid, positions
 from rl_swarm.learning.engine.libraries import require_transformers
 
 require_transformers()  # before the first import of transformers in a node
@@ -76,7 +76,8 @@ class Prompts:
     """Every prompt attends to itself. Keeps keys and values, padded, by layer, for the texts that follow the prompts."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.grid = Grid(lengths, device)
+        self.grid, self.positions_N = Grid(lengths, device), positions(lengths, device)
+        self.lasts_I = torch.tensor(lengths, device=device).cumsum(0) - 1  # the last token of each prompt
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 

@@ -135,17 +135,12 @@ class _Sequel:
 def _at_once(decoder: PackedDecoder, embedded_ND: Tensor, sequel: _Sequel) -> Tensor:
     """The states at the ends of the prompts and of all that follows them, in one pass."""
     device, pattern = embedded_ND.device, Prompts(sequel.prompt_lengths, embedded_ND.device)
-    lasts_I, tokens = _lasts(sequel.prompt_lengths, device), pattern.grid.tokens
-    positions_N = torch.cat([positions(sequel.prompt_lengths, device), sequel.positions(device)])
-    wanted_X = torch.cat([lasts_I, torch.arange(tokens, len(positions_N), device=device)])
+    positions_N = torch.cat([pattern.positions_N, sequel.positions(device)])
+    wanted_X = torch.cat([pattern.lasts_I, torch.arange(pattern.grid.tokens, len(positions_N), device=device)])
     if not any(sequel.lengths):
         return decoder(embedded_ND, positions_N, pattern, wanted_X)
     following = completions(sequel.lengths, sequel.prompt_of, pattern)
     return decoder(embedded_ND, positions_N, Whole(pattern, following), wanted_X)
-
-
-def _lasts(lengths: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(lengths, device=device).cumsum(0) - 1
 
 
 class _Leaves:
@@ -184,10 +179,8 @@ class _Prefix(_Leaves):
 
     def __init__(self, decoder: PackedDecoder, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        lengths, device = [len(prompt) for prompt in prompts], embedded_ND.device
-        self._decoder, self._prompts = decoder, Prompts(lengths, device)
-        states_ID = decoder(embedded_ND, positions(lengths, device), self._prompts, _lasts(lengths, device))
-        self._lasts_ID = self.leaf(states_ID)
+        self._decoder, self._prompts = decoder, Prompts([len(prompt) for prompt in prompts], embedded_ND.device)
+        self._lasts_ID = self.leaf(decoder(embedded_ND, self._prompts.positions_N, self._prompts, self._prompts.lasts_I))
         self._prompts.keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
         self._prompts.values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
 

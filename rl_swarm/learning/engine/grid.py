@@ -1,6 +1,6 @@
 """Packed tokens (texts one behind the other in a single row) and the grid in which the texts lie side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,42 +33,30 @@ class Grid:
     def spread(self, packed_N: Tensor) -> Tensor:
         if self._same:
             return packed_N.view(*self.filled.shape, *packed_N.shape[1:])
-        return _Spread.apply(packed_N, self)
+        return _Moved.apply(packed_N, self._put, self._take)
 
     def pack(self, spread: Tensor) -> Tensor:
         if self._same:
             return spread.flatten(0, 1)
-        return _Pack.apply(spread, self)
+        return _Moved.apply(spread, self._take, self._put)
 
-    def put(self, packed_N: Tensor) -> Tensor:
+    def _put(self, packed_N: Tensor) -> Tensor:
         empty = packed_N.new_zeros((self.filled.numel(), *packed_N.shape[1:]))
         return empty.index_copy_(0, self._cells_N, packed_N).view(*self.filled.shape, *packed_N.shape[1:])
 
-    def take(self, spread: Tensor) -> Tensor:
+    def _take(self, spread: Tensor) -> Tensor:
         return spread.flatten(0, 1).index_select(0, self._cells_N)
 
 
-class _Spread(torch.autograd.Function):
-    """Every token has one cell, so the gradient is simply taken from there; autograd would look for several cells and add them."""
+class _Moved(torch.autograd.Function):
+    """Every token has one cell, so the gradient is simply moved `back`; autograd would look for several cells and add them."""
 
     @staticmethod
-    def forward(ctx: Any, packed_N: Tensor, grid: Grid) -> Tensor:
-        ctx.grid = grid
-        return grid.put(packed_N)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.grid.take(grad), None
-
-
-class _Pack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, spread: Tensor, grid: Grid) -> Tensor:
-        ctx.grid = grid
-        return grid.take(spread)
+    def forward(ctx: Any, tokens: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(tokens)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
-        return ctx.grid.put(grad_N), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None

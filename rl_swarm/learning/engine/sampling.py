@@ -1,7 +1,7 @@
-"""Sample completions of many prompts in one batch, with the log-probability of every token as it was sampled.
+"""Sample completions of many prompts in one batch, with the log-probability of every token.
 
-A prompt is read once for all its completions, rows that ended leave the batch, and a row depends on its own random numbers only. It
-knows ids, not text: rendering and decoding are the policy's.
+A prompt is read once for all its completions, rows that ended leave the batch, and a row depends on its own random numbers only.
+Knows ids, not text: the policy renders and decodes.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from torch import Tensor
 from rl_swarm.learning.engine import logits
 from rl_swarm.learning.engine.architecture import accepted_arguments
 from rl_swarm.learning.engine.attention import Growing, PackedDecoder, Prompts
-from rl_swarm.learning.engine.grid import positions
 from rl_swarm.learning.engine.lean import FrozenDecoder
 
 
@@ -41,23 +40,22 @@ class Sampler:
     device: torch.device
 
     def sample(self, prompts: Sequence[Sequence[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
-        """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily.
-
-        N counts rows of the result, M rows still in the batch: those that ended leave it, a quarter of the batch at a time, since
-        taking rows out copies what is kept of them.
-        """
+        """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily."""
         with torch.no_grad():
             length = max(map(len, prompts)) + self.max_new_tokens
             decoder = None if self.decoder is None else self.decoder.frozen(length)
-        # What a model of transformers caches on the way must stay usable in training; nothing of ours lasts.
+        # Tensors that a model of transformers caches here must stay usable in training; ours do not outlive the call.
         with torch.inference_mode(isinstance(decoder, FrozenDecoder)), torch.no_grad():
-            if decoder is None:
-                return self._continue(PaddedBatch(self, prompts, group_size), len(prompts) * group_size, uniforms_IGT)
-            return self._continue(PackedBatch(self, decoder, prompts, group_size), len(prompts) * group_size, uniforms_IGT)
+            batch: PackedBatch | PaddedBatch
+            batch = PaddedBatch(self, prompts, group_size) if decoder is None else PackedBatch(self, decoder, prompts, group_size)
+            return self._continue(batch, len(prompts) * group_size, uniforms_IGT)
 
     def _continue(self, batch: "PackedBatch | PaddedBatch", rows: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
+        """N counts rows of the result, M rows still in the batch. Rows that ended leave a quarter of the batch at a time, since
+        each removal copies the rest."""
         steps, device = self.max_new_tokens, self.device
-        uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, _precise(device))
+        precise = torch.float32 if device.type == "mps" else torch.float64  # MPS has no double precision
+        uniforms_NT = None if uniforms_IGT is None else uniforms_IGT.flatten(0, 1).to(device, precise)
         ids_NT = torch.zeros((rows, steps), dtype=torch.long, device=device)
         logprobs_NT = torch.zeros((rows, steps), device=device)
         lengths_N = torch.full((rows,), steps, device=device)
@@ -70,7 +68,7 @@ class Sampler:
             ids_NT[at_M, step] = chosen_M
             logprobs_NT[at_M, step] = logits.chosen(probs_MV, chosen_M).log()
             ended_M = torch.isin(chosen_M, ends)
-            if bool(ended_M.any()):  # of those that had ended before, what follows is not looked at
+            if bool(ended_M.any()):  # rows that ended earlier may still be in the batch
                 ended = at_M[ended_M & ~stopped_N[at_M]]
                 lengths_N[ended], stopped_N[ended] = step + 1, True
                 running_M = (~stopped_N[at_M]).nonzero().squeeze(-1)
@@ -86,19 +84,18 @@ class Sampler:
 
 
 class PackedBatch:
-    """Rows in mid-sentence, one packed token each; their prompts' keys and values exist once, not once a row."""
+    """Unfinished rows, one packed token each; the keys and values of a prompt exist once, not once a row."""
 
     def __init__(self, sampler: Sampler, decoder: PackedDecoder, prompts: Sequence[Sequence[int]], group_size: int) -> None:
         self._decoder = decoder
         self._table, self._head = sampler.model.get_input_embeddings(), sampler.model.get_output_embeddings()
-        lengths, device = [len(prompt) for prompt in prompts], sampler.device
-        read = Prompts(lengths, device)
-        ids_N = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-        lasts_I = torch.tensor(lengths, device=device).cumsum(0) - 1
-        hidden_ID = decoder(self._table(ids_N), positions(lengths, device), read, lasts_I)
+        lengths = [len(prompt) for prompt in prompts]
+        read = Prompts(lengths, sampler.device)
+        ids_N = torch.tensor([token for prompt in prompts for token in prompt], device=sampler.device)
+        hidden_ID = decoder(self._table(ids_N), read.positions_N, read, read.lasts_I)
         self.logits_MV = self._head(hidden_ID).repeat_interleave(group_size, dim=0)
         self._rows = Growing(read, group_size, sampler.max_new_tokens)
-        self._positions_M = torch.tensor(lengths, device=device).repeat_interleave(group_size)
+        self._positions_M = torch.tensor(lengths, device=sampler.device).repeat_interleave(group_size)
 
     def keep(self, kept_M: Tensor) -> None:
         self._rows.keep(kept_M)
@@ -112,7 +109,7 @@ class PackedBatch:
 
 
 class PaddedBatch:
-    """The same for every causal language model: prompts padded on the left so that all end together, and the model's own cache."""
+    """Unfinished rows of any causal language model, with the model's own cache; prompts are padded on the left to end together."""
 
     _cache: Any
 
@@ -149,7 +146,3 @@ class PaddedBatch:
             **{name: value for name, value in optional.items() if name in self._accepts},
         )
         self.logits_MV, self._cache = output.logits[:, -1], output.past_key_values
-
-
-def _precise(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no double precision
