@@ -23,7 +23,7 @@ from typing import Any
 from rl_swarm.config import load
 from rl_swarm.learning.corrections import MOST_NATS_PER_TOKEN
 from rl_swarm.randomness import generator
-from rl_swarm.reproduce.statistics import permutation_p
+from rl_swarm.reproduce.permutation import permutation_p
 from rl_swarm.rollout import Bundle, Completion, Question, Rollout, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.tasks import Tasks, parse_tasks, tasks_version

@@ -1,4 +1,4 @@
-"""What the commands `reproduce` and `analyze` do: plan, run, analyse, report. Everything heavy is in the processes of the cells."""
+"""The commands `reproduce` and `analyze`: plan, run, analyse, report. The cells' own processes do everything heavy."""
 
 import os
 import shlex
@@ -11,29 +11,14 @@ from rich.console import Console
 
 from rl_swarm.config import SETTINGS, Config, load
 from rl_swarm.errors import ConfigError
-from rl_swarm.reproduce import elsewhere
+from rl_swarm.reproduce import plan
 from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
-from rl_swarm.reproduce.measures import curves
-from rl_swarm.reproduce.plan import (
-    ABLATIONS,
-    HORIZON_RULE,
-    PLANNED,
-    REPORTED_SEEDS,
-    Cell,
-    Preset,
-    arms_of,
-    cells_of,
-    find_preset,
-    horizon,
-    pilot_cells,
-    quick,
-    versions,
-)
-from rl_swarm.reproduce.report import write_report
+from rl_swarm.reproduce.elsewhere import read_experiments
+from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Preset, parse_splits
 from rl_swarm.reproduce.results import CellResult
 from rl_swarm.reproduce.schedule import Schedule, Standing
-from rl_swarm.reproduce.split import parse_splits
-from rl_swarm.show.live import duration
+from rl_swarm.reproduce.table import Provenance, write_report
+from rl_swarm.show.formats import duration, number
 from rl_swarm.store import open_store
 from rl_swarm.tasks import parse_tasks
 
@@ -42,7 +27,7 @@ SHOWN_EVERY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for on the command line; None is the preset's."""
+    """The options of the command; None stands for the preset's value."""
 
     preset: str = "nano"
     splits: str | None = None
@@ -57,42 +42,46 @@ class Wanted:
     output: Path = Path("reproduce-results")
 
 
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def reproduce(
     wanted: Wanted, environment: Mapping[str, str], flags: Mapping[str, str | None], command: str, console: Console
 ) -> bool:
-    """Run what is not run yet and report; False if it was stopped before the end. Raises ConfigError and CellFailed."""
+    """Run the cells that are not finished and report; False if it was stopped before the end. Raises ConfigError and CellFailed."""
     preset = chosen_preset(wanted)
     settings = {**preset.settings, **given_settings(environment, flags)}
-    check(settings)
-    names = list(ABLATIONS) if wanted.ablations == "all" else [name for name in wanted.ablations.split(",") if name]
-    cells = pilot_cells(preset, settings) if wanted.pilot else cells_of(preset, arms_of(preset, names), settings)
+    parse_tasks(load(settings).tasks)  # refuse a wrong value now, in one line, rather than in a cell
+    names = ABLATIONS if wanted.ablations == "all" else [name for name in wanted.ablations.split(",") if name]
+    arms = plan.arms_of(preset, names)
+    cells = plan.pilot_cells(preset, settings) if wanted.pilot else plan.cells_of(preset, arms, settings)
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
-    console.print(
+    _say(
+        console,
         f"{wanted.preset}: {preset.about}. {preset.nodes} nodes, {len(cells)} cells, {parallel} at a time; stop with Ctrl-C, the "
         "same command goes on",
-        highlight=False,
-        soft_wrap=True,
     )
     schedule = Schedule(cells, wanted.output / "cells", parallel, Shown(console))
     results = schedule.run()
     if schedule.stopping:
-        console.print(f"stopped: {len(results)} of {len(cells)} cells are done; the same command goes on", highlight=False)
+        _say(console, f"stopped: {len(results)} of {len(cells)} cells are done; the same command goes on")
         return False
     if wanted.pilot:
         show_pilot(results, console)
         return True
-    analysis = analyse(results, preset.best)
-    about = about_plan(preset, cells)
-    page = write_report(
-        analysis, wanted.output, about=about, command=command, rule=preset.rule, settings=settings, versions=versions()
+    about = (
+        f"{preset.about[0].upper()}{preset.about[1:]}; {preset.rounds} rounds, {preset.nodes} nodes, {len(cells)} swarms. The "
+        f"first comparison is {preset.best} against the split without sharing, whatever came out best."
     )
-    show(analysis, page, console)
+    provenance = Provenance(about, command, preset.rule, settings, plan.versions())
+    _report(analyse(results, preset.best), wanted.output, provenance, console)
     return True
 
 
 def chosen_preset(wanted: Wanted) -> Preset:
-    preset = find_preset(wanted.preset)
-    preset = quick(preset) if wanted.quick else preset
+    preset = plan.find_preset(wanted.preset)
+    preset = plan.quick(preset) if wanted.quick else preset
     splits = parse_splits(wanted.splits or preset.splits)
     shares = [str(split) for split in splits if split.external]
     best = wanted.best or (preset.best if preset.best in shares else shares[-1] if shares else str(splits[0]))
@@ -113,7 +102,7 @@ def chosen_preset(wanted: Wanted) -> Preset:
 
 
 def given_settings(environment: Mapping[str, str], flags: Mapping[str, str | None]) -> dict[str, str]:
-    """What somebody said about the nodes, by variable; what the plan governs cannot be said here."""
+    """Settings of the nodes from the environment and the command line, by variable. Refuses those that the plan decides."""
     for name, instead in PLANNED.items():
         if flags.get(name) is not None:
             raise ConfigError(f"{SETTINGS[name].flag} is part of the plan, got {flags[name]!r}: use {instead}")
@@ -124,18 +113,6 @@ def given_settings(environment: Mapping[str, str], flags: Mapping[str, str | Non
         if name not in PLANNED and value is not None and not setting.secret:
             found[setting.variable] = value
     return found
-
-
-def check(settings: Mapping[str, str]) -> None:
-    """Refuse a wrong value now, in one line, rather than in a cell."""
-    parse_tasks(load(settings).tasks)
-
-
-def about_plan(preset: Preset, cells: list[Cell]) -> str:
-    return (
-        f"{preset.about[0].upper()}{preset.about[1:]}; {preset.rounds} rounds, {preset.nodes} nodes, {len(cells)} swarms. The "
-        f"first comparison is {preset.best} against the split without sharing, whatever came out best."
-    )
 
 
 class Shown:
@@ -151,52 +128,47 @@ class Shown:
         if standing.done == self._done and self.now() - self._at < SHOWN_EVERY_SECONDS:
             return
         self._done, self._at = standing.done, self.now()
-        running = "; ".join(f"{name} {done}/{rounds}" for name, done, rounds in standing.running)
         left = "" if standing.seconds_left is None else f", {duration(standing.seconds_left)} left"
-        now = f": {running}" if running else ""
-        self.console.print(f"{standing.done} of {standing.cells} cells{left}{now}", highlight=False, soft_wrap=True)
+        running = "; ".join(f"{name} {done}/{rounds}" for name, done, rounds in standing.running)
+        _say(self.console, f"{standing.done} of {standing.cells} cells{left}" + (f": {running}" if running else ""))
 
 
 def show_pilot(results: list[CellResult], console: Console) -> None:
-    """The horizon by the rule, and the split that the pilot favours up to it."""
-    alone = [result for result in results if result.cell.arm.split.external == 0]
-    rounds = horizon([curves(result).own for result in alone])
-    console.print(f"Rule: {HORIZON_RULE}.", highlight=False, soft_wrap=True)
-    console.print(f"Horizon: {rounds} rounds.", highlight=False)
+    """Print the horizon by the rule, and the split that did best up to it."""
+    rounds = plan.horizon(result.curves.own for result in results if result.cell.arm.split.external == 0)
+    _say(console, f"Rule: {HORIZON_RULE}.")
+    _say(console, f"Horizon: {rounds} rounds.")
     totals: dict[str, list[float]] = {}
     for result in results:
-        totals.setdefault(result.cell.arm.name, []).append(sum(curves(result).own[:rounds]))
+        totals.setdefault(result.cell.arm.name, []).append(sum(result.curves.own[:rounds]))
     for name, values in totals.items():
-        mean = sum(values) / len(values)
-        console.print(
-            f"{name}: cumulative own reward {mean:.2f} ({', '.join(f'{value:.2f}' for value in values)})", highlight=False
-        )
+        each = ", ".join(number(value, 2) for value in values)
+        _say(console, f"{name}: cumulative own reward {number(sum(values) / len(values), 2)} ({each})")
     shares = {result.cell.arm.name for result in results if result.cell.arm.split.external}
     if shares:
-        console.print(f"Best sharing split: {max(shares, key=lambda name: sum(totals[name]))}", highlight=False)
-
-
-def show(analysis: Analysis, page: Path, console: Console) -> None:
-    for sentence in sentences(analysis):
-        console.print(f"- {sentence}", highlight=False, soft_wrap=True)
-    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+        _say(console, f"Best sharing split: {max(shares, key=lambda name: sum(totals[name]))}")
 
 
 def analyze(config: Config, names: list[str], best: str | None, output: Path, command: str, console: Console) -> None:
     """Report on experiments that were run elsewhere, each one a run of the split that its nodes asked for."""
-    store = open_store(config.store_url, writable=False)
-    results = elsewhere.read_experiments(store, names, config.founder)
-    for name in names:
-        for line in elsewhere.about(store, name, config.founder):
-            console.print(f"{name}: {line}", highlight=False, soft_wrap=True, markup=False)
-    shares = [result.cell.arm for result in results if result.cell.arm.split.external]
-    found = analyse(results, best or (max(shares, key=lambda arm: arm.split.own).name if shares else results[0].cell.arm.name))
-    common = dict(set.intersection(*(set(result.cell.settings.items()) for result in results)))
-    versions_found = dict(set.intersection(*(set(result.cell.versions.items()) for result in results)))
-    about = f"{len(results)} experiments, read from their own files up to round {results[0].cell.rounds}, the last that all have."
+    results, remarks = read_experiments(open_store(config.store_url, writable=False), names, config.founder)
+    for remark in remarks:
+        _say(console, remark)
+    cells = [result.cell for result in results]
+    sharing = [cell.arm for cell in cells if cell.arm.split.external]
+    best = best or (max(sharing, key=lambda arm: arm.split.own) if sharing else cells[0].arm).name
+    common = dict(set.intersection(*(set(cell.settings.items()) for cell in cells)))
+    versions = dict(set.intersection(*(set(cell.versions.items()) for cell in cells)))
+    about = f"{len(cells)} experiments, read from their own files up to round {cells[0].rounds}, the last that all have."
     rule = "these runs were done elsewhere, and nothing was fixed by this command"
-    page = write_report(found, output, about=about, command=command, rule=rule, settings=common, versions=versions_found)
-    show(found, page, console)
+    _report(analyse(results, best), output, Provenance(about, command, rule, common, versions), console)
+
+
+def _report(analysis: Analysis, output: Path, provenance: Provenance, console: Console) -> None:
+    page = write_report(analysis, output, provenance)
+    for sentence in sentences(analysis):
+        _say(console, f"- {sentence}")
+    _say(console, f"Report: {page}")
 
 
 def as_typed(arguments: list[str]) -> str:

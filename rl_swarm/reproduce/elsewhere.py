@@ -1,121 +1,96 @@
-"""The same rows from runs that were done elsewhere: every experiment in a store is a cell, by what its own files say.
+"""Read experiments that were run elsewhere as cells, from their own files. Changes nothing in them.
 
-Experiments with the same settings but for the seed are one arm. Nothing is believed that a node of ours would not write, and
-nothing of the runs is changed. Nodes of one experiment are compared round by round as far as all of them came. A node that has less
-than half of the rounds which others have is left out, so that no name that somebody registers ends the comparison.
+Experiments that differ in nothing but their seed are one arm. Rows that no node of ours would write are left out. Nodes of one
+experiment are compared on the rounds that all of them have; a node with less than half of the usual rounds is left out, so that
+nobody can end the comparison by registering a name.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from rl_swarm.errors import ConfigError
-from rl_swarm.reproduce.plan import Arm, Cell
-from rl_swarm.reproduce.results import CellResult, NodeRound, node_round
-from rl_swarm.reproduce.split import Split
+from rl_swarm.reproduce.plan import Arm, Cell, Split
+from rl_swarm.reproduce.results import CellResult
 from rl_swarm.runs import progress
-from rl_swarm.runs.progress import EVENTS, data_of
-from rl_swarm.runs.record import Evaluated, valid
+from rl_swarm.runs.progress import data_of
+from rl_swarm.runs.record import Evaluated, Round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import most_alive, read_registration
 
 COUNTED_APART = ("NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "MAX_ROUNDS")
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The rows of an experiment's workers by name, and lines about those that are not compared."""
+def read_experiments(store: Store, names: Sequence[str], founder: str | None = None) -> tuple[list[CellResult], list[str]]:
+    """A finished cell for each experiment, all of one length; and lines that say who signed its figures, and who was left out.
 
-    experiment: Experiment
-    rows: Mapping[str, list[NodeRound]]
-    left_out: tuple[str, ...]
-
-
-def read_experiments(store: Store, names: Sequence[str], founder: str | None = None) -> list[CellResult]:
-    """A finished cell for each experiment, all of one length.
-
-    Raises ConfigError for one that holds nothing to compare, or that `founder`, if it is given, has not signed.
+    Runs of one arm are numbered in the order of their names: that is how they are paired. Raises ConfigError for an experiment
+    without rounds to compare, and for one that `founder`, if given, has not signed.
     """
-    read = [_result(store, Layout(name), _read(store, Layout(name), founder)) for name in names]
-    rounds = min(cell.cell.rounds for cell in read)
-    return [_cut(result, rounds) for result in _numbered(read)]
+    results, lines, runs = list[CellResult](), list[str](), Counter[str]()
+    for name in names:
+        result, remarks = _read(store, Layout(name), founder)
+        runs[result.cell.arm.name] += 1
+        results.append(replace(result, cell=replace(result.cell, seed=runs[result.cell.arm.name])))
+        lines += [f"{name}: {remark}" for remark in remarks]
+    return [_cut(result, min(each.cell.rounds for each in results)) for result in results], lines
 
 
-def about(store: Store, name: str, founder: str | None = None) -> list[str]:
-    """Whose figures of an experiment are signed, in one line, and then who was left out."""
-    run = _read(store, Layout(name), founder)
-    rewards = {node: {row.round: row.reward for row in found} for node, found in run.rows.items()}
-    return [signed_line(store, Layout(name), run.experiment.experiment_id, rewards), *run.left_out]
-
-
-def _read(store: Store, layout: Layout, founder: str | None) -> _Run:
+def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult, list[str]]:
+    name = layout.experiment_name
     experiment = experiments.read(store, layout, founder)
     if experiment is None:
-        raise ConfigError(f"there is no experiment {layout.experiment_name!r} in {store.url!r}: check GDRIVE_PATH and the name")
+        raise ConfigError(f"there is no experiment {name!r} in {store.url!r}: check GDRIVE_PATH and the name")
     signatures = experiments.reader(store, layout, founder)
     named, more = most_alive(store, layout)
     registrations = {node: read_registration(store, layout, node, signatures) for node in named}
     workers = [node for node, found in registrations.items() if found and found.node_role == "worker"]
-    rows = {node: [node_round(node, row) for row in progress.records(store, layout, node)] for node in workers}
-    rows = {node: found for node, found in rows.items() if found}
+    rows = {node: found for node in workers if (found := progress.records(store, layout, node))}
     if not rows:
-        raise ConfigError(f"experiment {layout.experiment_name!r} has no rounds yet: analyse it when its nodes have worked")
-    usual = _usual(rows)
+        raise ConfigError(f"experiment {name!r} has no rounds yet: analyse it when its nodes have worked")
+    rows, left_out = _compared(rows)
+    rewards = {node: {row.round: row.reward for row in found} for node, found in rows.items()}
+    remarks = [signed_line(store, layout, experiment.experiment_id, rewards), *left_out]
+    if more:
+        remarks.append(f"left out: {more} more that have registered, with the fewest signs of life")
+    common = set.intersection(*(set(found) for found in rewards.values())) if rewards else set[int]()
+    if not common:
+        raise ConfigError(f"the nodes of experiment {name!r} have no round in common: they cannot be averaged")
+    # The name of its folder counts, whatever a row says of its author.
+    kept = [msgspec.structs.replace(row, node_id=node) for node, found in rows.items() for row in found if row.round in common]
+    kept.sort(key=lambda row: (row.round, row.node_id))
+    split = Split(_most(row.own_wanted for row in kept), _most(row.external_wanted for row in kept))
+    settings = {name: value for name, value in experiment.settings.items() if name not in COUNTED_APART}
+    cell = Cell(Arm(str(split), split, len(rows)), 0, len(common), settings, {"tasks": experiment.tasks_version})
+    return CellResult(cell, tuple(kept), _before(store, layout, rows)), remarks
+
+
+def _compared(rows: Mapping[str, list[Round]]) -> tuple[dict[str, list[Round]], list[str]]:
+    """The nodes with at least half of the rounds that at least half of the nodes have, and a line for each of the others."""
+    counts = Counter(row.round for found in rows.values() for row in found)
+    usual = {number for number, count in counts.items() if 2 * count >= len(rows)}
     shares = {node: len(usual.intersection(row.round for row in found)) for node, found in rows.items()}
     lines = [f"left out: {node}, with {share} of {len(usual)} rounds" for node, share in shares.items() if 2 * share < len(usual)]
-    if more:
-        lines.append(f"left out: {more} more that have registered, with the fewest signs of life")
-    return _Run(experiment, {node: found for node, found in rows.items() if 2 * shares[node] >= len(usual)}, tuple(lines))
-
-
-def _usual(rows: Mapping[str, Sequence[NodeRound]]) -> set[int]:
-    """The rounds that at least half of the workers have done."""
-    counts = Counter(number for found in rows.values() for number in {row.round for row in found})
-    return {number for number, count in counts.items() if 2 * count >= len(rows)}
-
-
-def _result(store: Store, layout: Layout, run: _Run) -> CellResult:
-    found = run.rows.values()
-    common = set.intersection(*({row.round for row in each} for each in found)) if found else set()
-    if not common:
-        raise ConfigError(f"the nodes of experiment {layout.experiment_name!r} have no round in common: they cannot be averaged")
-    kept = [row for each in found for row in each if row.round in common]
-    split = Split(_most(kept, "own_wanted"), _most(kept, "external_wanted"))
-    settings = {name: value for name, value in run.experiment.settings.items() if name not in COUNTED_APART}
-    cell = Cell(Arm(str(split), split, len(found)), 0, len(common), settings, {"tasks": run.experiment.tasks_version})
-    return CellResult(cell, tuple(sorted(kept, key=lambda row: (row.round, row.node))), _before(store, layout, list(run.rows)))
-
-
-def _numbered(read: Sequence[CellResult]) -> list[CellResult]:
-    """Runs of one arm are numbered in the order in which they were named: that is how they are paired."""
-    seen: dict[str, int] = {}
-    numbered = []
-    for result in read:
-        seen[result.cell.arm.name] = seen.get(result.cell.arm.name, 0) + 1
-        numbered.append(replace(result, cell=replace(result.cell, seed=seen[result.cell.arm.name])))
-    return numbered
+    return {node: found for node, found in rows.items() if 2 * shares[node] >= len(usual)}, lines
 
 
 def _cut(result: CellResult, rounds: int) -> CellResult:
-    numbers = sorted({row.round for row in result.rows})[:rounds]
-    rows = tuple(row for row in result.rows if row.round in set(numbers))
-    return replace(result, cell=replace(result.cell, rounds=rounds), rows=rows)
+    last = sorted(result.by_round)[rounds - 1]
+    return replace(result, cell=replace(result.cell, rounds=rounds), rows=tuple(row for row in result.rows if row.round <= last))
 
 
-def _before(store: Store, layout: Layout, nodes: Sequence[str]) -> tuple[float, float] | None:
+def _before(store: Store, layout: Layout, nodes: Iterable[str]) -> tuple[float, float] | None:
     for node in nodes:
-        events: list[dict[str, Any]] = progress.rows(progress.lines(store, layout.log(node, EVENTS)))
-        for each in valid(data_of(events, "evaluation"), Evaluated):
+        for each in valid(data_of(progress.events(store, layout, node), "evaluation"), Evaluated):
             if each.round == 0:
                 return each.held_out, each.held_out_style_blind
     return None
 
 
-def _most(rows: Sequence[NodeRound], name: str) -> int:
-    values = [getattr(row, name) for row in rows]
-    return int(max(set(values), key=values.count))
+def _most(values: Iterable[int]) -> int:
+    return Counter(values).most_common(1)[0][0]

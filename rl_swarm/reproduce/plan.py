@@ -1,25 +1,28 @@
-"""What is run to answer whether sharing helps: presets, arms, seeds and cells. Pure: nothing here runs, reads or writes.
+"""Plan the runs that answer whether sharing helps: presets, arms, seeds and cells. Nothing here runs, reads or writes.
 
-An *arm* is one thing that is compared: a split of I + J, or an ablation of the best one. A *cell* is one arm with one seed, that is
-one whole swarm. Arms are compared on the same seeds. What could be tuned (horizon, learning rate, best split) is fixed on pilot
-seeds, which are never reported; reported seeds are run afterwards and once.
+A *split* is I own and J external rollouts a round, written I/J. An *arm* is one thing to compare: a split, or an ablation of the
+best one. A *cell* is one arm with one seed, that is one whole swarm. Arms are compared on the same seeds. Horizon, learning rate
+and best split are fixed on pilot seeds, which are never reported; reported seeds are run afterwards and once.
 """
 
 import hashlib
 import json
 import math
+import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from statistics import fmean
 
 from rl_swarm import __version__
 from rl_swarm.errors import ConfigError
-from rl_swarm.reproduce.split import Split, parse_splits
+from rl_swarm.show.drawing import smooth
 from rl_swarm.tasks import tasks_version
 
-REPORTED_SEEDS = range(9, 101)  # smaller ones served while this was written
+REPORTED_SEEDS = range(9, 101)  # smaller ones were used in development
 PILOT_SEEDS = range(101, 104)
-QUICK_SEEDS = range(201, 301)  # a quick look must not show what is to be reported
+QUICK_SEEDS = range(201, 301)  # a quick look must not show reported seeds
 FEW_SEEDS = 3  # for every arm but the baseline and the best split
 SMOOTHED_ROUNDS = 10
 PLATEAU = 0.95
@@ -29,7 +32,7 @@ HORIZON_RULE = (
     f"{round(100 * (1 - PLATEAU))} % of its mean in the last quarter of the pilot run, rounded up to a multiple of ten"
 )
 DOCUMENTS_RULE = "the horizon is the 2000 rounds of the paper and the reference documents"
-# Given by the plan; whoever sets one of them by hand is told what to use instead.
+# Settings that the plan decides, and the option to use instead.
 PLANNED = {
     "seed": "--seeds",
     "max_rounds": "--rounds",
@@ -42,6 +45,34 @@ PLANNED = {
     "home": "--output",
 }
 QUANTISED = "quantised:"  # before a model's name: that model with coarse weights, see cell.py
+
+
+@dataclass(frozen=True, order=True)
+class Split:
+    own: int
+    external: int
+
+    def __str__(self) -> str:
+        return f"{self.own}/{self.external}"
+
+    @property
+    def total(self) -> int:
+        return self.own + self.external
+
+
+def parse_split(text: str) -> Split:
+    found = re.fullmatch(r"\s*([0-9]{1,3})/([0-9]{1,3})\s*", text)
+    if not found or int(found[1]) < 1:
+        raise ConfigError(f"a split is written I/J with I at least 1, got {text!r}: for instance 4/4")
+    return Split(int(found[1]), int(found[2]))
+
+
+def parse_splits(text: str) -> list[Split]:
+    """The splits to compare, the one without sharing first."""
+    splits = sorted(dict.fromkeys(map(parse_split, text.split(","))), key=lambda split: split.external > 0)
+    if sum(split.external == 0 for split in splits) != 1:
+        raise ConfigError(f"--splits needs exactly one split without sharing to compare with, got {text!r}: for instance 8/0,4/4")
+    return splits
 
 
 @dataclass(frozen=True)
@@ -59,7 +90,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Cell:
-    """One swarm to be run: everything that its result depends on, versions included."""
+    """One swarm to run: everything that its result depends on, versions included."""
 
     arm: Arm
     seed: int
@@ -75,7 +106,7 @@ class Cell:
         return f"{readable}_seed{self.seed}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def environment(self, place: int) -> dict[str, str]:
-        """What the node at this place would be started with."""
+        """The environment of the node at this place."""
         models = self.arm.models
         return {
             **self.settings,
@@ -89,29 +120,29 @@ class Cell:
 
     @property
     def effort(self) -> float:
-        """Relative work, for the time left: own rollouts are written and trained on, external ones only trained on."""
+        """Relative work, to estimate the time left: own rollouts are written and trained on, external ones only trained on."""
         return self.rounds * self.arm.nodes * (self.arm.split.own + 0.5 * self.arm.split.external)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """`best` is the sharing split that the pilot seeds favoured: it is named before a reported seed is run."""
+    """`best` is the sharing split that did best on the pilot seeds, named before a reported seed is run."""
 
     about: str
-    nodes: int
-    rounds: int
-    splits: str
-    best: str
     settings: Mapping[str, str]
-    rule: str  # how the horizon was fixed, as the report says it
+    nodes: int = 8
+    splits: str = "8/0,6/2,4/4,2/6"
+    best: str = "4/4"
+    rounds: int = 2000
+    pilot_rounds: int = 2000
+    rule: str = DOCUMENTS_RULE  # by which the horizon was fixed, for the report
     seeds: int = 8
     seeds_from: range = REPORTED_SEEDS
-    pilot_rounds: int = 0
     quick_settings: Mapping[str, str] = field(default_factory=dict)
 
 
-# One step beyond `easy` in each of its tasks: nano is paid for one completion in two hundred, so that a node alone finds something
-# to learn from in every second round only. On `easy` itself a node alone is never stuck, and sharing brings little.
+# One step beyond `easy` in each of its tasks: nano is paid for one completion in two hundred, so a node alone finds something to
+# learn from in every second round only. On `easy` itself a node alone is never stuck, and sharing brings little.
 _HARDER = (
     "chain_sum:max_terms=4:max_digits=2,"
     "basic_arithmetic:max_terms=3:max_digits=2:operators=[+,-,*]:allow_parentheses=false,"
@@ -129,34 +160,24 @@ _NANO = {
     "EVAL_INTERVAL": "20",
 }
 
-PRESETS: dict[str, Preset] = {
+PRESETS = {
     "nano": Preset(
         about="the embedded model on a CPU",
-        nodes=8,
-        rounds=80,  # what `reproduce --pilot` printed
-        splits="8/0,6/2,4/4,2/6",
-        best="4/4",
         settings=_NANO,
-        rule=HORIZON_RULE,
+        rounds=80,  # printed by `reproduce --pilot`
         pilot_rounds=120,
-        quick_settings={"TASKS": "easy"},  # on which something is learnt in so few rounds
+        rule=HORIZON_RULE,
+        quick_settings={"TASKS": "easy"},  # a few rounds are enough to learn something
     ),
     "gpt2": Preset(
         about="GPT-2 on a GPU, as in the reference documents: 5 nodes, of which the coordinator is not needed in one process",
+        settings={"MODEL_NAME": "openai-community/gpt2", "DTYPE": "float32", "NUM_GENERATIONS": "4", "EVAL_INTERVAL": "100"},
         nodes=4,
-        rounds=2000,
         splits="4/0,3/1,2/2,1/3",
         best="2/2",
-        settings={"MODEL_NAME": "openai-community/gpt2", "DTYPE": "float32", "NUM_GENERATIONS": "4", "EVAL_INTERVAL": "100"},
-        rule=DOCUMENTS_RULE,
-        pilot_rounds=2000,
     ),
     "qwen": Preset(
         about="the paper's Qwen2.5-0.5B on a GPU, adapters trained",
-        nodes=8,
-        rounds=2000,
-        splits="8/0,6/2,4/4,2/6",
-        best="4/4",
         settings={
             "MODEL_NAME": "Gensyn/Qwen2.5-0.5B-Instruct",
             "DTYPE": "bfloat16",
@@ -165,28 +186,24 @@ PRESETS: dict[str, Preset] = {
             "NUM_GENERATIONS": "8",
             "EVAL_INTERVAL": "100",
         },
-        rule=DOCUMENTS_RULE,
-        pilot_rounds=2000,
     ),
 }
 
 
 def find_preset(name: str) -> Preset:
     if name not in PRESETS:
-        raise ConfigError(f"--preset is not known, got {name!r}: use {', '.join(PRESETS)}")
+        raise ConfigError(f"unknown --preset {name!r}: use {', '.join(PRESETS)}")
     return PRESETS[name]
 
 
 def quick(preset: Preset) -> Preset:
     """A look that takes minutes: it shows that everything works, and proves nothing."""
-    nodes, rounds = min(4, preset.nodes), min(30, preset.rounds)
-    splits = parse_splits(preset.splits)
-    few = ",".join(str(split) for split in splits if split.external == 0 or str(split) == preset.best)
+    rounds = min(30, preset.rounds)
     return replace(
         preset,
-        nodes=nodes,
+        nodes=min(4, preset.nodes),
         rounds=rounds,
-        splits=few,
+        splits=f"{parse_splits(preset.splits)[0]},{preset.best}",
         seeds=2,
         seeds_from=QUICK_SEEDS,
         rule="a quick look: the rounds are as few as show something, by no rule",
@@ -194,112 +211,71 @@ def quick(preset: Preset) -> Preset:
     )
 
 
+ABLATIONS = ("correction", "choice", "window", "adaptive", "models", "size")
+
+
 def arms_of(preset: Preset, ablations: Sequence[str] = ()) -> list[Arm]:
     """The arms of the table, the one without sharing first, then those of the ablations."""
-    splits = parse_splits(preset.splits)
-    arms = [Arm(str(split), split, preset.nodes) for split in splits]
-    if not ablations:
-        return arms
+    arms = [Arm(str(split), split, preset.nodes) for split in parse_splits(preset.splits)]
     best = next((arm for arm in arms if arm.name == preset.best), arms[-1])
+    changed = _ablations(best, preset.settings["MODEL_NAME"])
     for name in ablations:
-        if name not in ABLATIONS:
-            raise ConfigError(f"--ablations is not known, got {name!r}: use all, or some of {', '.join(ABLATIONS)}")
-        arms += [replace(arm, ablation=name) for arm in ABLATIONS[name](best, preset)]
+        if name not in changed:
+            raise ConfigError(f"unknown --ablations {name!r}: use all, or some of {', '.join(ABLATIONS)}")
+        arms += [replace(arm, ablation=name) for arm in changed[name]]
     return arms
 
 
-def _correction(best: Arm, preset: Preset) -> list[Arm]:
-    return [_changed(best, rule, EXTERNAL_CORRECTION=rule) for rule in ("topr", "none")]
+def _ablations(best: Arm, model: str) -> dict[str, list[Arm]]:
+    """Arms that change the best split in one way each, by the question that they answer."""
 
+    def changed(what: str, **settings: str) -> Arm:
+        return replace(best, name=f"{best.name} {what}", settings={**best.settings, **settings})
 
-def _choice(best: Arm, preset: Preset) -> list[Arm]:
-    return [_changed(best, rule, ROLLOUT_CHOICE=rule) for rule in ("uniform", "matched")]
-
-
-def _window(best: Arm, preset: Preset) -> list[Arm]:
-    return [_changed(best, f"window {rounds}", ROLLOUT_WINDOW_ROUNDS=str(rounds)) for rounds in (1, 10)]
-
-
-def _adaptive(best: Arm, preset: Preset) -> list[Arm]:
-    return [replace(best, name="adaptive", adaptive=True)]
-
-
-def _models(best: Arm, preset: Preset) -> list[Arm]:
-    """Every second node has the same model with coarse weights: a weaker peer of the same family, with no download."""
-    model = preset.settings["MODEL_NAME"]
-    return [
-        replace(best, name=f"{best.name} mixed models", models=(model, QUANTISED + model)),
-        replace(
-            best, name=f"{best.split.total}/0 mixed models", models=(model, QUANTISED + model), split=Split(best.split.total, 0)
-        ),
-    ]
-
-
-def _size(best: Arm, preset: Preset) -> list[Arm]:
-    return [
-        replace(best, name=f"{best.name} {nodes} node{'s'[: nodes > 1]}", nodes=nodes)
-        for nodes in (1, 2, 4, 16)
-        if nodes != best.nodes
-    ]
-
-
-def _changed(best: Arm, what: str, **settings: str) -> Arm:
-    return replace(best, name=f"{best.name} {what}", settings={**best.settings, **settings})
-
-
-ABLATIONS = {
-    "correction": _correction,
-    "choice": _choice,
-    "window": _window,
-    "adaptive": _adaptive,
-    "models": _models,
-    "size": _size,
-}
+    alone = Split(best.split.total, 0)
+    # Every second node has the same model with coarse weights: a weaker peer of the same family, without a download.
+    mixed = replace(best, name=f"{best.name} mixed models", models=(model, QUANTISED + model))
+    sizes = [(nodes, f"{nodes} nodes" if nodes > 1 else "1 node") for nodes in (1, 2, 4, 16) if nodes != best.nodes]
+    return {
+        "correction": [changed(rule, EXTERNAL_CORRECTION=rule) for rule in ("topr", "none")],
+        "choice": [changed(rule, ROLLOUT_CHOICE=rule) for rule in ("uniform", "matched")],
+        "window": [changed(f"window {rounds}", ROLLOUT_WINDOW_ROUNDS=rounds) for rounds in ("1", "10")],
+        "adaptive": [replace(best, name="adaptive", adaptive=True)],
+        "models": [mixed, replace(mixed, name=f"{alone} mixed models", split=alone)],
+        "size": [replace(changed(name), nodes=nodes) for nodes, name in sizes],
+    }
 
 
 def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -> list[Cell]:
-    """Every cell, pairs first: a run that is stopped early has whole pairs of the two arms that matter most."""
+    """Every cell, the two arms that matter most first: a run that is stopped early has whole pairs of them."""
+
+    def main(arm: Arm) -> bool:
+        return not arm.ablation and (arm.split.external == 0 or arm.name == preset.best)
+
+    few = min(FEW_SEEDS, preset.seeds)
     cells = [
         Cell(arm, seed, preset.rounds, dict(settings), versions())
         for arm in arms
-        for seed in preset.seeds_from[: seeds_for(arm, preset)]
+        for seed in preset.seeds_from[: preset.seeds if main(arm) else few]
     ]
-    main = {arm.name for arm in arms if _paired(arm, preset)}
-    return sorted(cells, key=lambda cell: (bool(cell.arm.ablation), cell.arm.name not in main, cell.seed))
-
-
-def seeds_for(arm: Arm, preset: Preset) -> int:
-    return preset.seeds if _paired(arm, preset) else min(FEW_SEEDS, preset.seeds)
-
-
-def _paired(arm: Arm, preset: Preset) -> bool:
-    return not arm.ablation and (arm.split.external == 0 or arm.name == preset.best)
+    return sorted(cells, key=lambda cell: (bool(cell.arm.ablation), not main(cell.arm), cell.seed))
 
 
 def pilot_cells(preset: Preset, settings: Mapping[str, str]) -> list[Cell]:
-    """The baseline on the pilot seeds, long enough to see its plateau; and the sharing splits, to name the best."""
+    """All splits on the pilot seeds: the baseline to see its plateau, the others to name the best."""
     arms = arms_of(preset)
     return [Cell(arm, seed, preset.pilot_rounds, dict(settings), versions()) for seed in PILOT_SEEDS for arm in arms]
 
 
 def horizon(curves: Iterable[Sequence[float]]) -> int:
-    """HORIZON_RULE, applied to the mean own reward of the baseline, round by round, one curve a pilot seed."""
+    """Apply HORIZON_RULE to the mean own reward of the baseline, one curve a pilot seed."""
     mean = [fmean(values) for values in zip(*curves, strict=True)]
-    smooth = [fmean(mean[max(0, place + 1 - SMOOTHED_ROUNDS) : place + 1]) for place in range(len(mean))]
     plateau = fmean(mean[len(mean) * 3 // 4 :])
-    reached = next(place for place, value in enumerate(smooth) if value >= PLATEAU * plateau)
+    reached = next(place for place, value in enumerate(smooth(mean, SMOOTHED_ROUNDS)) if value >= PLATEAU * plateau)
     return min(len(mean), math.ceil((reached + 1) / 10) * 10)
 
 
 def versions() -> dict[str, str]:
-    """What made the result, besides the settings. Numbers can differ in the last digit between versions of torch."""
-    import platform
-    from importlib.metadata import version
-
-    return {
-        "rl_swarm": __version__,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-        "tasks": tasks_version(),
-    }
+    """Versions that a result depends on. Numbers can differ in the last digit between versions of torch."""
+    libraries = {name: version(name) for name in ("torch", "transformers")}
+    return {"rl_swarm": __version__, "python": platform.python_version(), **libraries, "tasks": tasks_version()}

@@ -1,76 +1,141 @@
-"""What a cell leaves behind: a row for each node and round, in one JSON file; and the CSV files for everybody else.
+"""The result of a cell: the record of every node and round, in one JSON file, and the figures that follow from it.
 
-A file is written once the cell is finished, whole or not at all: that it is there says that the cell need not be run again.
-Times stand in columns whose names
-begin with `seconds`: everything else is the same whenever a cell is run again.
+A file is written when its cell is finished, whole or not at all. Columns of times have names that begin with `seconds`; everything
+else is the same whenever a cell is run again.
+
+The measure that counts is reward over *own* rollouts. The paper's table may have counted external ones too, which were chosen for
+being informative: that measure rises without any learning. It is reported under the name `mixed`, and never tested.
 """
 
-import csv
-import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
-from rl_swarm.reproduce.plan import Cell
+from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
 from rl_swarm.runs.record import Round
+from rl_swarm.show.drawing import smooth
+
+TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
+COLLAPSED = 0.5  # share of its peak that a run may lose before it counts as collapsed
 
 
 @dataclass(frozen=True)
-class NodeRound:
-    """One node in one round. `reward` is over own completions; `mixed` adds the external ones that it trained on."""
+class Curves:
+    """A cell round by round: means over its nodes, the band of their smoothed rewards, and costs of all nodes so far."""
 
-    node: str
-    round: int
-    reward: float
-    mixed: float
-    own_wanted: int
-    own_used: int
-    external_wanted: int
-    external_used: int
-    external_age: float | None
-    tokens: int
-    tokens_trained: int
-    held_out: float | None = None
-    held_out_style_blind: float | None = None
-    authors: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    own: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    mixed: tuple[float, ...]
+    generated: tuple[int, ...]
+    compute: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell. `before` is held-out accuracy before training, as the verifier sees it and style-blind, where measured."""
+    """A finished cell. `before` is held-out accuracy before training, as the verifier reads and style-blind, where measured."""
 
     cell: Cell
-    rows: tuple[NodeRound, ...]
+    rows: tuple[Round, ...]
     before: tuple[float, float] | None = None
     seconds: float = 0.0
 
+    @cached_property
+    def by_round(self) -> Mapping[int, Sequence[Round]]:
+        found: dict[int, list[Round]] = {}
+        for row in sorted(self.rows, key=lambda row: row.round):
+            found.setdefault(row.round, []).append(row)
+        return found
 
-def node_round(node_id: str, row: Round) -> NodeRound:
+    @cached_property
+    def curves(self) -> Curves:
+        rounds = self.by_round.values()
+        own = [fmean(row.reward for row in rows) for rows in rounds]
+        rewards: dict[str, list[float]] = {}
+        for row in (row for rows in rounds for row in rows):
+            rewards.setdefault(row.node_id, []).append(row.reward)
+        nodes = [smooth(values, SMOOTHED_ROUNDS) for values in rewards.values()]
+        generated = [sum(row.tokens for row in rows) for rows in rounds]
+        trained = [sum(round(row.tokens_trained) for row in rows) for rows in rounds]
+        return Curves(
+            own=tuple(own),
+            smoothed=tuple(smooth(own, SMOOTHED_ROUNDS)),
+            low=tuple(map(min, zip(*nodes, strict=False))),
+            high=tuple(map(max, zip(*nodes, strict=False))),
+            mixed=tuple(fmean(map(mixed_reward, rows)) for rows in rounds),
+            generated=tuple(accumulate(generated)),
+            compute=tuple(accumulate(new + TRAINED_COST * used for new, used in zip(generated, trained, strict=True))),
+        )
+
+    @cached_property
+    def measures(self) -> dict[str, Any]:
+        """The cell in numbers. Tokens and seconds are of the whole swarm; external figures are means per node and round."""
+        rows, found = self.rows, self.curves
+        ages = [(row.external_age, row.external_used) for row in rows if row.external_age is not None and row.external_used]
+        evaluated = [row for row in rows if row.held_out is not None]
+        last = [row for row in evaluated if row.round == max(each.round for each in evaluated)]
+        return {
+            "cumulative": sum(found.own),  # over rounds, of the mean over nodes
+            "final": fmean(ending(found.own)),
+            "cumulative_mixed": sum(found.mixed),
+            "held_out": fmean(row.held_out or 0.0 for row in last) if last else None,
+            "held_out_style_blind": fmean(row.held_out_style_blind or 0.0 for row in last) if last else None,
+            "oscillation": oscillation(found.smoothed),
+            "collapse": collapse(found.smoothed),
+            "collapsed": collapse(found.smoothed) > COLLAPSED,
+            "own_used": fmean(row.own_used for row in rows),
+            "external_wanted": fmean(row.external_wanted for row in rows),
+            "external_used": fmean(row.external_used for row in rows),
+            "external_age": sum(age * used for age, used in ages) / sum(used for _, used in ages) if ages else None,
+            "origins": origins(rows),
+            "tokens_generated": found.generated[-1],
+            "tokens_trained": sum(round(row.tokens_trained) for row in rows),
+            "seconds": self.seconds,
+        }
+
+
+def mixed_reward(row: Round) -> float:
+    """The mean over own rollouts and the external ones that were trained on."""
     used = row.external_used if row.external_reward is not None else 0
-    mixed = (row.own_wanted * row.reward + used * (row.external_reward or 0.0)) / max(1, row.own_wanted + used)
-    return NodeRound(
-        node=node_id,
-        round=row.round,
-        reward=row.reward,
-        mixed=mixed,
-        own_wanted=row.own_wanted,
-        own_used=row.own_used,
-        external_wanted=row.external_wanted,
-        external_used=row.external_used,
-        external_age=row.external_age,
-        tokens=row.tokens,
-        tokens_trained=round(row.tokens_trained),
-        held_out=row.held_out,
-        held_out_style_blind=row.held_out_style_blind,
-        authors=dict(Counter(rollout_id.partition("/")[0] for rollout_id in row.external_ids)),
-        seconds=sum(row.seconds.values()),
-    )
+    return (row.own_wanted * row.reward + used * (row.external_reward or 0.0)) / max(1, row.own_wanted + used)
+
+
+def authors(row: Round) -> Counter[str]:
+    return Counter(rollout_id.partition("/")[0] for rollout_id in row.external_ids)
+
+
+def origins(rows: Sequence[Round]) -> float:
+    """The effective number of authors of a node's external rollouts, 1 / Σ share², mean over nodes."""
+    taken: dict[str, Counter[str]] = {}
+    for row in rows:
+        taken.setdefault(row.node_id, Counter()).update(authors(row))
+    effective = [1 / sum((count / each.total()) ** 2 for count in each.values()) for each in taken.values() if each]
+    return fmean(effective) if effective else 0.0
+
+
+def ending(values: Sequence[float]) -> Sequence[float]:
+    """The last tenth, and at least five rounds: how a run stood at the end."""
+    return values[-max(5, len(values) // 10) :]
+
+
+def oscillation(smoothed: Sequence[float]) -> float:
+    """The sum of all falls of the smoothed reward, as a share of its peak: 0 for a curve that only rises."""
+    falls = sum(max(0.0, before - after) for before, after in pairwise(smoothed))
+    return falls / max(smoothed) if max(smoothed) > 0 else 0.0
+
+
+def collapse(smoothed: Sequence[float]) -> float:
+    """The share of its peak that the smoothed reward has lost at the end."""
+    return 1 - smoothed[-1] / max(smoothed) if max(smoothed) > 0 else 0.0
 
 
 def path_of(folder: Path, cell: Cell) -> Path:
@@ -87,18 +152,9 @@ def save(folder: Path, result: CellResult) -> Path:
 
 
 def load(folder: Path, cell: Cell) -> CellResult | None:
-    """The result of this very cell, or None if it is not finished; a file that cannot be read counts as not finished."""
+    """The result of exactly this cell, or None if there is no readable one."""
     try:
         result = msgspec.json.decode(path_of(folder, cell).read_bytes(), type=CellResult)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return result if result.cell.id == cell.id else None
-
-
-def write_csv(path: Path, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Plain CSV; a float has as many digits as it needs, and what was not measured is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
-    path.write_text(text.getvalue(), "utf-8")

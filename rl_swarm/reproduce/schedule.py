@@ -1,7 +1,7 @@
-"""Run cells in processes of their own, as many at a time as there are cores, and say how long it will take.
+"""Run cells in processes of their own, several at a time, and estimate the time left.
 
-A cell whose result is there is not run again, so that the same command goes on where it was stopped. Ctrl-C ends the running cells,
-which are run again from their first round. A cell that fails ends the schedule: a table with a hole would be no table.
+A cell with a result is not run again, so that the same command continues where it was stopped. Ctrl-C ends the running cells, which
+then start again. A cell that fails ends the schedule: a table with a hole is no table.
 """
 
 import os
@@ -30,7 +30,7 @@ class CellFailed(SwarmError):
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the schedule is; `seconds_left` is None until there is a pace to go by."""
+    """The progress of the schedule; `seconds_left` is None until there is a pace to go by."""
 
     done: int
     cells: int
@@ -39,7 +39,7 @@ class Standing:
 
 
 class _Running(Child):
-    """A cell in a process of its own, which stops when this one is gone."""
+    """A cell in a process of its own, which stops when this one has died."""
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         plan = folder / f"{cell.id}.plan"
@@ -54,14 +54,14 @@ class _Running(Child):
 
     @property
     def rounds(self) -> int:
-        """As far as it has said; what is being written this moment cannot be read."""
+        """Rounds done, as last reported; the file may be half-written at this moment."""
         with suppress(FileNotFoundError, ValueError):
             self._rounds = int(self._counter.read_text())
         return self._rounds
 
     def tidy(self) -> None:
-        """Leave the result alone, and of a failed cell also what it said."""
-        for suffix in (".plan", ".round", *((".log",) if self.code == 0 else ())):
+        """Remove everything but the result; keep the output of a failed cell."""
+        for suffix in (".plan", ".round", *([".log"] if self.code == 0 else [])):
             self._counter.with_suffix(suffix).unlink(missing_ok=True)
 
 
@@ -80,13 +80,13 @@ class Schedule:
     _began: float = 0.0
 
     def run(self) -> list[CellResult]:
-        """The results of all cells in the order of the plan, or of those that are there when it was stopped."""
+        """Return the results in the order of the plan: of all cells, or of those that were done when it was stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._finished = {cell.id: result for cell in self.cells if (result := load(self.folder, cell))}
         self._effort_before = sum(cell.effort for cell in self.cells if cell.id in self._finished)
         waiting = [cell for cell in self.cells if cell.id not in self._finished]
         self._began = time.monotonic()
-        with on_signals(self._asked):
+        with on_signals(self._ask_to_stop):
             try:
                 while (waiting or self._running) and not self.stopping:
                     while waiting and len(self._running) < self.parallel:
@@ -128,9 +128,9 @@ class Schedule:
             while running.running and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             running.kill()
-            if result := load(self.folder, running.cell):  # it was done in that very moment
+            if result := load(self.folder, running.cell):  # it finished in that very moment
                 self._finished[running.cell.id] = result
             running.tidy()
 
-    def _asked(self, number: int) -> None:
+    def _ask_to_stop(self, number: int) -> None:
         self.stopping = True

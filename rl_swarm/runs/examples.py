@@ -1,12 +1,11 @@
-"""Answers before and after training, side by side: asked of the models anew, or else taken from what the run has published.
+"""Answers before and after training, side by side: asked of the models, or else taken from published rollouts.
 
-Which questions are shown is settled before anything is answered, so that the examples flatter nobody.
+The questions are chosen before anything is answered, so that the examples flatter nobody.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_swarm.rollout import Rollout
 from rl_swarm.runs.following import GOOD, published
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
@@ -14,7 +13,7 @@ from rl_swarm.swarm.layout import Layout
 
 @dataclass(frozen=True)
 class Answered:
-    """One question and what was answered, by whom."""
+    """One question, one answer to it, and its author."""
 
     prompt: str
     text: str
@@ -41,26 +40,23 @@ class Example:
 
 
 def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nodes: Sequence[str]) -> list[Example]:
-    """For each task the first completion of the first round and of the last: other questions, but nothing is asked anew."""
+    """For each task the first completion of the first round and of the last. Their questions differ, but no model is needed."""
     if len(numbers) < 2:
         return []
-    before, after = (first_of_task(store, layout, number, nodes) for number in (numbers[0], numbers[-1]))
+    before, after = (_first_of_task(store, layout, number, nodes) for number in (numbers[0], numbers[-1]))
     return [Example(task, before[task], after[task]) for task in sorted(before.keys() & after.keys())]
 
 
-def first_of_task(store: Store, layout: Layout, number: int, nodes: Sequence[str]) -> dict[str, Answered]:
+def _first_of_task(store: Store, layout: Layout, number: int, nodes: Sequence[str]) -> dict[str, Answered]:
     found: dict[str, Answered] = {}
     for rollout in (each for node in nodes for each in published(store, layout, number, node)):
-        if rollout.completions and rollout.question.task:
-            found.setdefault(rollout.question.task, _answered(rollout))
+        question, by = rollout.question, f"{rollout.node_id} in round {rollout.round}"
+        if rollout.completions and question.task:
+            first = rollout.completions[0]
+            found.setdefault(question.task, Answered(question.prompt, first.text, first.reward, by))
     return found
 
 
-def _answered(rollout: Rollout) -> Answered:
-    done = rollout.completions[0]
-    return Answered(rollout.question.prompt, done.text, done.reward, f"{rollout.node_id} in round {rollout.round}")
-
-
-def telling(examples: Sequence[Example]) -> Example | None:
+def telling(examples: Sequence[Example]) -> Example:
     """The first that turned from wrong to right, or else the first."""
-    return next((each for each in examples if each.turned), examples[0] if examples else None)
+    return next((each for each in examples if each.turned), examples[0])

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from rl_swarm.clock import Clock
-from rl_swarm.rollout import Completion, Rollout
+from rl_swarm.rollout import Rollout
 
 
 def rewards_of(rollouts: Iterable[Rollout]) -> list[float]:
@@ -16,49 +16,36 @@ def rewards_of(rollouts: Iterable[Rollout]) -> list[float]:
 
 
 def own_figures(own: Sequence[Rollout]) -> dict[str, Any]:
-    """What the node's own completions were like, informative or not; lengths are in tokens."""
+    """Describe the node's own completions, informative or not; lengths are in tokens."""
     completions = [done for rollout in own for done in rollout.completions]
     lengths = [done.tokens for done in completions]
     rewards = rewards_of(own)
+    by_task: dict[str, list[float]] = {}
+    for rollout in own:
+        by_task.setdefault(rollout.question.task or "", []).extend(rollout.rewards)
     return {
         "reward": fmean(rewards),
         "reward_std": pstdev(rewards),
-        "reward_by_task": _reward_by_task(own),
+        "reward_by_task": {task: fmean(values) for task, values in sorted(by_task.items())},
         "tokens": sum(lengths),
         "length_min": min(lengths),
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
-        "truncated": fmean(map(_truncated, completions)),
+        "truncated": fmean(done.finish == "length" for done in completions),
     }
 
 
 def batch_figures(own: Sequence[Rollout], external: Sequence[Rollout], number: int) -> dict[str, Any]:
-    """What the update was made of, with the ids, so that anyone can recompute who learnt from whom."""
+    """Describe what the update was made of, with the ids, so that anyone can recompute who learnt from whom."""
     own_ids = [rollout.id for rollout in own if rollout.informative]
     return {
         "own_used": len(own_ids),
         "own_ids": own_ids,
         "external_used": len(external),
         "external_ids": [rollout.id for rollout in external],
-        "external_age": _mean(number - rollout.round for rollout in external),
-        "external_reward": _mean(rewards_of(external)),
+        "external_age": fmean(number - rollout.round for rollout in external) if external else None,
+        "external_reward": fmean(rewards_of(external)) if external else None,
     }
-
-
-def _truncated(done: Completion) -> bool:
-    return done.finish == "length"
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    collected = list(values)
-    return fmean(collected) if collected else None
-
-
-def _reward_by_task(own: Sequence[Rollout]) -> dict[str, float]:
-    by_task: dict[str, list[float]] = {}
-    for rollout in own:
-        by_task.setdefault(rollout.question.task or "", []).extend(rollout.rewards)
-    return {task: fmean(values) for task, values in sorted(by_task.items())}
 
 
 class Stopwatch:

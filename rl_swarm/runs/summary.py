@@ -1,23 +1,22 @@
-"""What a run has come to, as plain data: read from the run alone, for the card, the picture and the page.
+"""Summarise a run as plain data for the card, the picture and the page, from its published files alone.
 
-Every figure can be computed again from the published files. Nothing here draws, prints or writes, and nothing of the run is
-changed. Only registered workers count; ids that name nobody else of them are not credited to anyone. What is damaged is left out
-and named, so that nobody takes the rest for the whole.
+Only registered workers count, and only they are credited with rollouts. Damaged files are left out and named, so that nobody takes
+the rest for the whole. Nothing here draws, prints or writes.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+
+import msgspec
 
 from rl_swarm.document import SMALL_BYTES, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import mean_curve
 from rl_swarm.runs.progress import EVENTS, METRICS, data_of
-from rl_swarm.runs.record import Evaluated, Round, by_round, valid
+from rl_swarm.runs.record import Evaluated, Name, Round, by_round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
@@ -29,7 +28,7 @@ LAST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Change:
-    """A figure before and after training; None where the run has not measured it."""
+    """A figure before and after training; None where it was not measured."""
 
     before: float | None = None
     after: float | None = None
@@ -63,7 +62,7 @@ class Summary:
     nodes: tuple[NodeSummary, ...]
     rounds: int
     seconds: float
-    first_rounds: tuple[int, ...]  # those that `reward.before` is the mean of
+    first_rounds: tuple[int, ...]  # `reward.before` is their mean
     last_rounds: tuple[int, ...]
     reward: Change
     held_out: Change
@@ -73,26 +72,26 @@ class Summary:
     rewards: Mapping[str, tuple[tuple[int, float], ...]]  # of each node, round by round
     mean_rewards: tuple[tuple[int, float], ...]
     uses: Mapping[tuple[str, str], int]  # (learner, author): how often the one trained on the other's rollouts
-    damaged: tuple[str, ...] = ()  # which files are not all in these figures, and why
+    damaged: tuple[str, ...] = ()  # files missing at least in part from these figures, and why
 
 
 def summarise(store: Store, layout: Layout) -> Summary:
     """Read a whole run; raise StoreAway if the store does not answer."""
-    run = _Run(store, layout)
-    workers = run.workers()
-    rows = {node: run.measured(node) for node in workers}
-    evaluated = {node: run.evaluated(node) for node in workers}
+    files = _Files(store, layout)
+    workers = files.workers()
+    rows = {node: files.measured(node) for node in workers}
+    evaluated = {node: files.evaluated(node) for node in workers}
     uses = count_uses(rows)
     numbers = sorted({number for each in rows.values() for number in each})
     first, last = ends_of(numbers)
-    experiment = run.experiment()
+    experiment = files.experiment()
     moments = [row.timestamp for each in rows.values() for row in each.values()]
     began = experiment.created_at if experiment else min(moments, default=0.0)
     evaluations = mean_evaluations(list(evaluated.values()))
     return Summary(
         experiment=layout.experiment_name,
         settings=dict(experiment.settings) if experiment else {},
-        versions=run.versions(workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
+        versions=files.versions(workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
         nodes=tuple(_node(node, workers[node], rows[node], evaluated[node], uses) for node in workers),
         rounds=len(numbers),
         seconds=max(0.0, max(moments, default=began) - began),
@@ -103,15 +102,20 @@ def summarise(store: Store, layout: Layout) -> Summary:
         style_blind=_ends_of_evaluation(evaluations, "held_out_style_blind"),
         held_out_questions=max((each.held_out_questions for each in evaluations), default=0),
         evaluations=evaluations,
-        rewards={node: tuple((number, each[number].reward) for number in sorted(each)) for node, each in rows.items()},
+        rewards={node: tuple((number, row.reward) for number, row in each.items()) for node, each in rows.items()},
         mean_rewards=mean_curve(list(rows.values())),
         uses=uses,
-        damaged=tuple(run.damaged),
+        damaged=tuple(files.damaged),
     )
 
 
-class _Run:
-    """The files of one run. `damaged` names those of which something had to be left out."""
+class _SystemInfo(msgspec.Struct, frozen=True):
+    rl_swarm: Name = ""
+    python: Name = ""
+
+
+class _Files:
+    """The files of one run. `damaged` names those that could not be used in full."""
 
     def __init__(self, store: Store, layout: Layout) -> None:
         self.store = store
@@ -124,7 +128,7 @@ class _Run:
         except NotFound:
             return None
         except BadDocument as error:
-            self._damaged(self.layout.experiment, str(error))
+            self._damaged(self.layout.experiment, error)
             return None
 
     def workers(self) -> dict[str, str]:
@@ -134,7 +138,7 @@ class _Run:
             self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")
         found = {node: read_registration(self.store, self.layout, node) for node in names}
         for node in (node for node, registration in found.items() if registration is None):
-            self._damaged(self.layout.peer(node), "no registration that can be read, so the node is left out")
+            self._damaged(self.layout.peer(node), "no readable registration, so the node is left out")
         return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
 
     def measured(self, node_id: str) -> dict[int, Round]:
@@ -154,28 +158,20 @@ class _Run:
         return [found[number] for number in sorted(found)]
 
     def versions(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Of the package and of Python, as the nodes have written them down; several where they differ."""
-        found: dict[str, set[str]] = {}
-        for node_id in nodes:
-            info = self._system_info(node_id)
-            for name in ("rl_swarm", "python"):
-                if name in info:
-                    found.setdefault(name, set()).add(str(info[name]))
-        return {name: ", ".join(sorted(each)) for name, each in found.items()}
+        """Versions of the package and of Python that the nodes recorded; several where they differ."""
+        infos = [self._system_info(node_id) for node_id in nodes]
+        found = {name: {getattr(info, name) for info in infos} - {""} for name in ("rl_swarm", "python")}
+        return {name: ", ".join(sorted(each)) for name, each in found.items() if each}
 
-    def _system_info(self, node_id: str) -> dict[str, Any]:
-        key = self.layout.log(node_id, "system_info.json")
+    def _system_info(self, node_id: str) -> _SystemInfo:
+        key = self.layout.system_info(node_id)
         try:
-            info = json.loads(self.store.get(key, limit=SMALL_BYTES))
+            return msgspec.json.decode(self.store.get(key, limit=SMALL_BYTES), type=_SystemInfo)
         except NotFound:
-            return {}
-        except (ValueError, RecursionError) as error:  # the latter for brackets within brackets, thousands deep
-            self._damaged(key, str(error))
-            return {}
-        if isinstance(info, dict):
-            return info
-        self._damaged(key, "not a JSON object")
-        return {}
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last for brackets nested thousands deep
+            self._damaged(key, error)
+        return _SystemInfo()
 
     def _lines(self, node_id: str, name: str) -> list[str]:
         return [line for line in progress.lines(self.store, self.layout.log(node_id, name)) if line]
@@ -184,15 +180,14 @@ class _Run:
         if usable < lines:
             self._damaged(key, f"{lines - usable} of {lines} lines are none that a node writes")
 
-    def _damaged(self, key: str, why: str) -> None:
+    def _damaged(self, key: str, why: object) -> None:
         self.damaged.append(f"{key}: {why}")
 
 
 def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The first rounds and the last ones, which never overlap: a short run has fewer of each."""
+    """The first rounds and the last ones. They never overlap: a short run has fewer of each."""
     first = tuple(numbers[: min(FIRST_ROUNDS, len(numbers) // 2)])
-    rest = numbers[len(first) :]
-    return first, tuple(rest[-LAST_ROUNDS:]) if first else ()
+    return first, tuple(numbers[len(first) :][-LAST_ROUNDS:]) if first else ()
 
 
 def count_uses(rows: Mapping[str, Mapping[int, Round]]) -> dict[tuple[str, str], int]:
@@ -228,14 +223,14 @@ def _mean_reward(nodes: Iterable[Mapping[int, Round]], numbers: Sequence[int]) -
 
 
 def _ends_of_evaluation(evaluated: Sequence[Evaluated], name: str) -> Change:
-    """Before round 0, and last; a node that was never measured before training has nothing to be compared with."""
+    """The evaluation before round 0, and the last one; without the former there is nothing to compare with."""
     if len(evaluated) < 2 or evaluated[0].round != 0:
         return Change()
     return Change(getattr(evaluated[0], name), getattr(evaluated[-1], name))
 
 
 def mean_evaluations(nodes: Sequence[Sequence[Evaluated]]) -> tuple[Evaluated, ...]:
-    """Means over the nodes that were measured before training and at the last time of all: at each end the same nodes."""
+    """Means over the nodes that have both the first and the last evaluation, so that both ends are of the same nodes."""
     last = max((each.round for evaluated in nodes for each in evaluated), default=0)
     by_round: dict[int, list[Evaluated]] = {}
     for evaluated in nodes:

@@ -1,154 +1,175 @@
-"""The report of a run: one picture, and one page that holds everything and asks nothing of the network.
+"""The report of a run: one picture, and one page that contains it. Draws and writes what `runs/summary.py` has computed."""
 
-It draws and writes what `summary.py` has read; it computes no figure of its own but smoothing.
-"""
-
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rl_swarm.runs.examples import Example
-from rl_swarm.runs.following import SMOOTHED_ROUNDS
+from rl_swarm.runs.examples import Answered, Example
+from rl_swarm.runs.following import GOOD, SMOOTHED_ROUNDS
 from rl_swarm.runs.record import Evaluated
-from rl_swarm.runs.summary import Summary
-from rl_swarm.show.card import percent, reward, rounds_named
-from rl_swarm.show.page import make_page
-from rl_swarm.text import visible
+from rl_swarm.runs.summary import Change, Summary
+from rl_swarm.show.card import DAMAGED, honest_note, times, title, what_held_out_is, what_reward_is
+from rl_swarm.show.drawing import Picture, Shades, label, picture, round_axis, smooth
+from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named
+from rl_swarm.show.page import Html, element, image, join, make_page, settings_table, table, tile
 
-if TYPE_CHECKING:  # drawing is the only heavy thing here, and imported where it is done
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PAGE, PICTURE = "report.html", "report.png"
 MOST_COLOURS = 8
-LONGEST_LABEL = 16  # characters of a name
 MOST_CELLS = 12  # nodes up to which the counts are written into the matrix
-
-CALM: dict[Any, Any] = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11.5,
-    "font.size": 10.0,
-    "text.parse_math": False,  # a '$' in a name is a '$'
-}
-
-
-@dataclass(frozen=True)
-class Shades:
-    paper: str
-    ink: str
-    faint: str
-    grid: str
-    first: str  # the mean, and what the verifier reads
-    second: str  # style-blind
-    nodes: tuple[str, ...]
-
-
-LIGHT = Shades(
-    paper="#ffffff",
-    ink="#1f2328",
-    faint="#6b7280",
-    grid="#e5e7eb",
-    first="#0b6bcb",
-    second="#c2570c",
-    nodes=("#e69f00", "#009e73", "#cc79a7", "#7a7fd1", "#56b4e9", "#d55e00", "#8c8c00", "#7f7f7f"),
-)
-DARK = Shades(
-    paper="#14171c",
-    ink="#e6e8eb",
-    faint="#9aa3af",
-    grid="#2b313a",
-    first="#58b0ff",
-    second="#ff9a4d",
-    nodes=("#d9a028", "#2fc79a", "#e79ac6", "#a3a7ee", "#7cc6f0", "#ff8a50", "#c3c34a", "#a5a5a5"),
+SOURCES = Html(
+    "Everything on this page was read from the folder of the run. Rewards: <code>logs/NODE/metrics.jsonl</code>, field "
+    "<code>reward</code>. Held-out accuracy: the events <code>evaluation</code> in <code>logs/NODE/training_events.jsonl</code>. "
+    "Who learnt from whom: field <code>external_ids</code> of the metrics, where each id begins with its author; "
+    "<code>rl-swarm validate</code> finds every one of them in its author's files under <code>rollouts/</code>. Answers to the "
+    "same question before and after training were asked of the models when this page was made."
 )
 
 
 def make_report(summary: Summary, examples: Sequence[Example]) -> dict[str, bytes]:
     """The picture and the page, by name of file."""
-    light, dark = draw(summary, LIGHT), draw(summary, DARK)
-    return {PICTURE: light, PAGE: make_page(summary, examples, light, dark).encode()}
+    drawn = draw(summary)
+    return {PICTURE: drawn.light, PAGE: run_page(summary, examples, drawn).encode()}
 
 
-def draw(summary: Summary, shades: Shades) -> bytes:
-    """The picture as PNG: rewards above, held-out accuracy and who learnt from whom below."""
-    from matplotlib import rc_context
+def run_page(summary: Summary, examples: Sequence[Example], drawn: Picture) -> str:
+    models = ", ".join(sorted({node.model for node in summary.nodes})) or "no model"
+    about = (
+        f"Every node trained its own copy of {models} and shared what it wrote as text. Nodes trained on rollouts of their "
+        f"peers {sum(summary.uses.values())} times; no weights and no gradients were exchanged."
+    )
+    words = f"{what_reward_is(summary)} {what_held_out_is(summary)} Style-blind counts a right answer in any form."
+    alt = "Reward of each node round by round; held-out accuracy; how often each node trained on the rollouts of each other"
+    caption = f"Lines are means of {SMOOTHED_ROUNDS} rounds; the shaded rounds are compared."
+    return make_page(
+        title(summary),
+        element("p", about, "faint"),
+        _tiles(summary),
+        element("p", honest_note(summary), "note"),
+        element("p", words),
+        image(drawn, alt, caption),
+        element("h2", "The nodes"),
+        _nodes(summary),
+        element("h2", "Who learnt from whom"),
+        _uses(summary),
+        element("h2", "Before and after"),
+        _examples(examples),
+        element("h2", "Settings"),
+        settings_table(summary.settings, caption="The settings of the experiment, from experiment.json."),
+        element("h2", "Versions"),
+        table(("", ""), sorted(summary.versions.items())),
+        element("h2", "Where the figures come from"),
+        element("p", SOURCES),
+        *([element("h2", DAMAGED), table(("",), ([each] for each in summary.damaged))] if summary.damaged else []),
+    )
 
-    with rc_context(style(shades)):
-        figure = empty_figure(10.5, 7.8, shades)
+
+def _tiles(summary: Summary) -> Html:
+    rounds = f"{rounds_named(summary.first_rounds)} against {rounds_named(summary.last_rounds)}"
+    grown = times(summary.reward)
+    tiles = (
+        tile("reward", _rewards(summary.reward), f"{grown}, {rounds}" if grown else rounds),
+        tile("held-out, as the verifier reads", _shares(summary.held_out), f"{summary.held_out_questions} questions"),
+        tile("held-out, style-blind", _shares(summary.style_blind), "right in any form"),
+    )
+    return element("div", join(tiles), "tiles")
+
+
+def _rewards(change: Change) -> str:
+    return f"{number(change.before)} → {number(change.after)}"
+
+
+def _shares(change: Change) -> str:
+    return f"{percent(change.before, '.1%')} → {percent(change.after, '.1%')}"
+
+
+def _nodes(summary: Summary) -> Html:
+    heads = ("node", "rounds", "reward", "held-out", "style-blind", "own used", "peers' used", "given", "tokens")
+    rows = (
+        (
+            node.node_id,
+            node.rounds,
+            _rewards(node.reward),
+            _shares(node.held_out),
+            _shares(node.style_blind),
+            node.own_used,
+            node.got,
+            node.gave,
+            node.tokens,
+        )
+        for node in summary.nodes
+    )
+    caption = (
+        "Used: how often the node trained on a rollout of its own, and of its peers. Given: how often peers trained on one of its "
+        "rollouts. Tokens: written by the node itself."
+    )
+    return table(heads, rows, numbers=8, caption=caption)
+
+
+def _uses(summary: Summary) -> Html:
+    names = [node.node_id for node in summary.nodes]
+    rows = (
+        (learner, *("" if learner == author else summary.uses.get((learner, author), 0) for author in names)) for learner in names
+    )
+    caption = "How often the node of the row trained on a rollout of the column's."
+    return table(("trained by", *names), rows, numbers=len(names), caption=caption)
+
+
+def _examples(examples: Sequence[Example]) -> Html:
+    if not examples:
+        return element("p", "The run holds no texts of a first and a last round to compare.")
+    rows = ((each.task, _asked(each), _answer(each.before), _answer(each.after)) for each in examples)
+    if all(example.same_question for example in examples):
+        caption = "The first held-out question of each task, answered greedily: chosen before anything was answered."
+    else:
+        caption = "For each task the first completion of the first round and of the last, to two different questions."
+    return table(("task", "question", "before", "after"), rows, caption=caption)
+
+
+def _asked(example: Example) -> Html:
+    prompts = [example.before.prompt] if example.same_question else [example.before.prompt, example.after.prompt]
+    return join(element("pre", prompt[:LONGEST_SHOWN]) for prompt in prompts)
+
+
+def _answer(answer: Answered) -> Html:
+    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", "good" if answer.reward >= GOOD else "wrong")
+    return join((shown, element("span", f"{answer.by}, reward {answer.reward:.2f}", "faint")))
+
+
+def draw(summary: Summary) -> Picture:
+    """Rewards above; held-out accuracy and who learnt from whom below."""
+
+    def fill(figure: "Figure", shades: Shades) -> None:
         grid = figure.add_gridspec(2, 2, height_ratios=(1.15, 1), wspace=0.06, hspace=0.08)
         _draw_rewards(figure.add_subplot(grid[0, :]), summary, shades)
         _draw_held_out(figure.add_subplot(grid[1, 0]), summary.evaluations, shades)
         _draw_uses(figure.add_subplot(grid[1, 1]), summary, shades)
-        return as_png(figure, shades)
 
-
-def empty_figure(width: float, height: float, shades: Shades) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=120, facecolor=shades.paper, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def as_png(figure: "Figure", shades: Shades) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", facecolor=shades.paper, metadata={"Software": None})
-    return file.getvalue()
-
-
-def style(shades: Shades) -> dict[Any, Any]:
-    """What all pictures look like."""
-    return {
-        **CALM,
-        "axes.edgecolor": shades.grid,
-        "axes.facecolor": shades.paper,
-        "axes.labelcolor": shades.faint,
-        "grid.color": shades.grid,
-        "text.color": shades.ink,
-        "xtick.color": shades.faint,
-        "ytick.color": shades.faint,
-    }
-
-
-def smoothed(points: Sequence[tuple[int, float]], count: int = SMOOTHED_ROUNDS) -> list[tuple[int, float]]:
-    """Each value as the mean of itself and those before it, `count` in all."""
-    values = [value for _, value in points]
-    return [(number, fmean(values[max(0, place + 1 - count) : place + 1])) for place, (number, _) in enumerate(points)]
-
-
-def label(text: str) -> str:
-    """A name that the font has, and that neither fills the picture nor is left out of a legend for its underscore."""
-    plain = visible(text).encode("ascii", "backslashreplace").decode()
-    plain = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 1]}…"
-    return f" {plain}" if plain.startswith("_") else plain
+    return picture(10.5, 7.8, fill)
 
 
 def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_title(f"Reward of the nodes' own completions, mean of {SMOOTHED_ROUNDS} rounds")
+    few = len(summary.rewards) <= MOST_COLOURS
     for place, (node_id, points) in enumerate(summary.rewards.items()):
-        colour = shades.nodes[place] if len(summary.rewards) <= MOST_COLOURS else shades.faint
-        name = label(node_id) if len(summary.rewards) <= MOST_COLOURS else None
-        axes.plot(*_columns(smoothed(points)), color=colour, linewidth=1.1, alpha=0.85, label=name)
-    axes.plot(*_columns(summary.mean_rewards), ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
-    axes.plot(*_columns(smoothed(summary.mean_rewards)), color=shades.first, linewidth=2.8, label="all nodes")
+        colour, name = (shades.nodes[place], label(node_id)) if few else (shades.faint, None)
+        rounds, rewards = _columns(points)
+        axes.plot(rounds, smooth(rewards, SMOOTHED_ROUNDS), color=colour, linewidth=1.1, alpha=0.85, label=name)
+    rounds, rewards = _columns(summary.mean_rewards)
+    axes.plot(rounds, rewards, ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
+    axes.plot(rounds, smooth(rewards, SMOOTHED_ROUNDS), color=shades.first, linewidth=2.8, label="all nodes")
     low, high = axes.get_ylim()
-    axes.set_ylim(0.0 if min([0.0, *(value for _, value in summary.mean_rewards)]) == 0 else low, high + 0.12 * (high - low))
+    axes.set_ylim(low if min(rewards, default=0.0) < 0 else 0.0, high + 0.12 * (high - low))
     compared = ((summary.first_rounds, summary.reward.before, "left"), (summary.last_rounds, summary.reward.after, "right"))
     for numbers, value, side in compared:
         if numbers:
             begin, end = numbers[0] - 0.5, numbers[-1] + 0.5
             axes.axvspan(begin, end, color=shades.first, alpha=0.09, linewidth=0)
-            said = f" {rounds_named(numbers)}: {reward(value)} "
+            said = f" {rounds_named(numbers)}: {number(value)} "
             axes.text(begin if side == "left" else end, 0.98, said, transform=axes.get_xaxis_transform(), ha=side, va="top")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
-    axes.set_xlabel("round")
+    round_axis(axes)
     axes.grid(axis="y")
     axes.margins(x=0.01)
     axes.legend(
@@ -156,22 +177,23 @@ def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
     )
 
 
-def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shades) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [number for number, _ in points], [value for _, value in points]
 
+
+def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shades) -> None:
     axes.set_title("Held-out accuracy, mean of the nodes")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(axis="y")
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
+    round_axis(axes, ticks=6)
     if not evaluations:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=shades.faint)
         return
     numbers = [each.round for each in evaluations]
     seen, known = [each.held_out for each in evaluations], [each.held_out_style_blind for each in evaluations]
     lines = [
-        ("style-blind: right in whatever form", known, seen, shades.second, "s--"),
+        ("style-blind: right in any form", known, seen, shades.second, "s--"),
         ("as the verifier reads it", seen, known, shades.first, "o-"),
     ]
     for name, values, others, colour, style in lines:
@@ -182,34 +204,34 @@ def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shade
     axes.legend(loc="upper left", frameon=False, fontsize=9)
 
 
-def _name_point(axes: "Axes", number: int, value: float, colour: str, above: bool, first: bool) -> None:
+def _name_point(axes: "Axes", round_number: int, value: float, colour: str, above: bool, first: bool) -> None:
     """Write a value beside its point, away from the other line, and a low one never below the axis."""
     low = value < 0.1
     shift = (14 if low and first else 0, 2 if low else 7 if above else -7)
     side, height = "left" if first else "right", "bottom" if above or low else "top"
-    axes.annotate(percent(value), (number, value), shift, textcoords="offset points", color=colour, ha=side, va=height)
+    axes.annotate(percent(value, ".1%"), (round_number, value), shift, textcoords="offset points", color=colour, ha=side, va=height)
 
 
 def _draw_uses(axes: "Axes", summary: Summary, shades: Shades) -> None:
-    """Who learnt from whom: a row for each learner, a column for each author; on the diagonal what a node used of its own."""
+    """Who learnt from whom: a row for each learner, a column for each author; the diagonal counts a node's own rollouts."""
     from matplotlib.colors import LinearSegmentedColormap
 
     axes.set_title("Rollouts that each node trained on, by author")
     names = [node.node_id for node in summary.nodes]
+    if not names:
+        return
     counts = [
         [float("nan") if learner == author else summary.uses.get((learner, author), 0) for author in names] for learner in names
     ]
-    if not names:
-        return
-    most = max((count for row in counts for count in row if count == count), default=0)
     shading = LinearSegmentedColormap.from_list("uses", (shades.paper, shades.first))
-    axes.imshow(counts, cmap=shading, vmin=0, vmax=max(1, 2 * most), aspect="auto")  # half of the scale: figures stay readable
-    axes.set_xticks([place + 0.5 for place in range(len(names) - 1)], minor=True)
-    axes.set_yticks([place + 0.5 for place in range(len(names) - 1)], minor=True)
+    most = 2 * max(summary.uses.values(), default=0)  # half of the scale, so that figures stay readable
+    axes.imshow(counts, cmap=shading, vmin=0, vmax=max(1, most), aspect="auto")
+    labels = [label(name) for name in names]
+    borders = [place + 0.5 for place in range(len(names) - 1)]
+    for set_ticks, turned in ((axes.set_xticks, 90 if len("".join(labels)) > 50 else 0), (axes.set_yticks, 0)):
+        set_ticks(borders, minor=True)
+        set_ticks(range(len(names)), labels, rotation=turned)
     axes.grid(which="minor", color=shades.paper, linewidth=3)
-    long = sum(len(label(name)) for name in names) > 50
-    axes.set_xticks(range(len(names)), [label(name) for name in names], rotation=90 if long else 0)
-    axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_xlabel("author")
     axes.set_ylabel("learner")
     axes.tick_params(which="both", length=0)
@@ -222,7 +244,3 @@ def _draw_uses(axes: "Axes", summary: Summary, shades: Shades) -> None:
             own = row == column
             text = f"own {node.own_used}" if own else f"{count:.0f}"
             axes.text(column, row, text, ha="center", va="center", color=shades.faint if own else shades.ink)
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [number for number, _ in points], [value for _, value in points]

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from rl_swarm.document import seal
-from rl_swarm.reproduce.plan import Arm, Cell
-from rl_swarm.reproduce.results import CellResult, NodeRound
-from rl_swarm.reproduce.split import Split
+from rl_swarm.reproduce.plan import Arm, Cell, Split
+from rl_swarm.reproduce.results import CellResult
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
+from rl_swarm.runs.record import Round
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Heartbeat, Registration
@@ -71,7 +71,7 @@ CELL = Cell(Arm("4/4", Split(4, 4), 8), 1, 60, {"MODEL_NAME": "nano"}, {"torch":
 SPOOLED, RESULT = "spool", "reproduce result"
 LOCAL: dict[str, bytes] = {
     SPOOLED: LAYOUT.reward(3, "w1").encode() + b"\n" + DOCUMENTS[LAYOUT.reward(3, "w1")],
-    RESULT: msgspec.json.encode(CellResult(CELL, (NodeRound("w1", 0, 0.5, 0.5, 4, 4, 4, 4, 0.5, 10, 10, authors={"w2": 4}),))),
+    RESULT: msgspec.json.encode(CellResult(CELL, (msgspec.convert(METRICS, Round),))),
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,10 +17,11 @@ from rich.console import Console
 from rl_swarm.config import SETTINGS, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import results
-from rl_swarm.reproduce.analysis import analyse, kept, sentences
+from rl_swarm.reproduce.analysis import analyse, kept, rounds_for, rounds_to, sentences
+from rl_swarm.reproduce.cell import adapted
 from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, show_pilot
-from rl_swarm.reproduce.elsewhere import about, read_experiments
-from rl_swarm.reproduce.measures import collapse, curves, measure, oscillation, rounds_for, rounds_to, smooth
+from rl_swarm.reproduce.elsewhere import read_experiments
+from rl_swarm.reproduce.permutation import least_p, permutation_p, verdict
 from rl_swarm.reproduce.plan import (
     ABLATIONS,
     PILOT_SEEDS,
@@ -28,18 +30,19 @@ from rl_swarm.reproduce.plan import (
     REPORTED_SEEDS,
     Arm,
     Cell,
+    Split,
     arms_of,
     cells_of,
     find_preset,
     horizon,
+    parse_split,
+    parse_splits,
     pilot_cells,
     quick,
 )
-from rl_swarm.reproduce.report import write_report
-from rl_swarm.reproduce.results import CellResult, NodeRound, node_round
+from rl_swarm.reproduce.results import CellResult, authors, collapse, mixed_reward, oscillation
 from rl_swarm.reproduce.schedule import Standing
-from rl_swarm.reproduce.split import Split, adapted, parse_split, parse_splits
-from rl_swarm.reproduce.statistics import least_p, permutation_p, verdict
+from rl_swarm.reproduce.table import Provenance, write_report
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.peers import Registration, register
@@ -53,13 +56,12 @@ def cell(split: str = "8/0", seed: int = 1, rounds: int = 4, nodes: int = 2, **a
     return Cell(Arm(arm.pop("name", split), parse_split(split), nodes, **arm), seed, rounds, {"MODEL_NAME": "nano"}, {})
 
 
-def row(node: str, number: int, reward: float, **more: float) -> NodeRound:
-    given = {"mixed": reward, "own_wanted": 8, "own_used": 1, "external_wanted": 0, "external_used": 0, "external_age": None}
-    return NodeRound(node, number, reward, **(given | {"tokens": 100, "tokens_trained": 10} | more))  # type: ignore[arg-type]
+def row(node: str, number: int, reward: float, **more: Any) -> Round:
+    return record(number, reward, node_id=node, **({"own_wanted": 8, "own_used": 1, "tokens": 100, "tokens_trained": 10} | more))
 
 
-def finished(split: str, seed: int, rewards: Sequence[float], nodes: int = 2, name: str = "", **more: float) -> CellResult:
-    planned = cell(split, seed, len(rewards), nodes, name=name or split)
+def finished(split: str, seed: int, rewards: Sequence[float], nodes: int = 2, **more: Any) -> CellResult:
+    planned = cell(split, seed, len(rewards), nodes)
     rows = [row(f"n{place}", number, reward, **more) for number, reward in enumerate(rewards) for place in range(nodes)]
     return CellResult(planned, tuple(rows))
 
@@ -69,7 +71,7 @@ def finished(split: str, seed: int, rewards: Sequence[float], nodes: int = 2, na
 
 def test_a_split_is_read_as_people_write_it() -> None:
     assert parse_split(" 4/4 ") == Split(4, 4) and str(Split(6, 2)) == "6/2"
-    assert parse_splits("4/4,8/0,4/4") == (Split(8, 0), Split(4, 4))
+    assert parse_splits("4/4,8/0,4/4") == [Split(8, 0), Split(4, 4)]
     for wrong in ("4", "0/8", "4/-4", "a/b", ""):
         with pytest.raises(ConfigError, match="I/J"):
             parse_split(wrong)
@@ -223,20 +225,19 @@ def test_under_no_difference_small_p_values_are_as_rare_as_they_should_be() -> N
 
 def test_the_sentence_says_no_more_than_the_test_allows() -> None:
     eight = [(1.0, 1.5 + seed / 100) for seed in range(8)]
-    assert verdict("4/4", "8/0", eight, "reward").endswith("p = 0.0078: sharing helped.")
-    assert "+54 % reward, better on 8 of 8 seeds" in verdict("4/4", "8/0", eight, "reward")
-    assert verdict("4/4", "8/0", [(ours, base) for base, ours in eight], "reward").endswith("sharing hurt.")
-    assert "cannot give less than 0.25" in verdict("4/4", "8/0", eight[:3], "reward")
-    assert "chance would not explain" in verdict("4/4", "8/0", [(1.0, 1.0 + (-1) ** seed) for seed in range(8)], "reward")
-    assert "share no seed" in verdict("4/4", "8/0", [], "reward")
-    assert "+0.500" in verdict("4/4", "8/0", [(0.0, 0.5)], "reward")
+    assert verdict("4/4", "8/0", eight).endswith("p = 0.0078: sharing helped.")
+    assert "+54 % cumulative own reward, better on 8 of 8 seeds" in verdict("4/4", "8/0", eight)
+    assert verdict("4/4", "8/0", [(ours, base) for base, ours in eight]).endswith("sharing hurt.")
+    assert "cannot give less than 0.25" in verdict("4/4", "8/0", eight[:3])
+    assert "chance would not explain" in verdict("4/4", "8/0", [(1.0, 1.0 + (-1) ** seed) for seed in range(8)])
+    assert "share no seed" in verdict("4/4", "8/0", [])
+    assert "+0.500" in verdict("4/4", "8/0", [(0.0, 0.5)])
 
 
 # Measures
 
 
-def test_smoothing_oscillation_collapse_and_thresholds() -> None:
-    assert smooth([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
+def test_oscillation_collapse_and_thresholds() -> None:
     assert oscillation([0.1, 0.2, 0.4]) == 0.0
     assert oscillation([0.2, 0.4, 0.2, 0.4]) == pytest.approx(0.5)
     assert collapse([0.1, 0.4, 0.1]) == pytest.approx(0.75) and collapse([0.0, 0.0]) == 0.0
@@ -244,32 +245,35 @@ def test_smoothing_oscillation_collapse_and_thresholds() -> None:
     assert rounds_for([10, 20, 30], 25) == 2 and rounds_for([10, 20], 5) == 1
 
 
+def external(used: int, reward: float, *authors: str) -> dict[str, Any]:
+    ids = tuple(f"{author}/0/0/{slot}" for slot, author in enumerate(authors))
+    return {"external_wanted": 4, "external_used": used, "external_reward": reward, "external_ids": ids}
+
+
 def test_the_figures_of_a_cell() -> None:
     rows = (
-        row("a", 0, 0.2, mixed=0.4, external_wanted=4, external_used=2, external_age=1.0, authors={"b": 2}, held_out=0.1),
-        row("b", 0, 0.4, mixed=0.4),
-        row("a", 1, 0.6, mixed=0.8, external_used=4, external_age=0.5, authors={"b": 2, "c": 2}, held_out=0.5),
-        row("b", 1, 0.8, mixed=0.8, held_out=0.7),
+        row("a", 0, 0.2, own_wanted=4, **external(2, 0.8, "b", "b"), external_age=1.0, held_out=0.1),
+        row("b", 0, 0.4),
+        row("a", 1, 0.6, own_wanted=4, **external(4, 1.0, "b", "b", "c", "c"), external_age=0.5, held_out=0.5),
+        row("b", 1, 0.8, held_out=0.7),
     )
     found = CellResult(cell("4/4", rounds=2), rows, seconds=3.0)
-    lines, figures = curves(found), measure(found)
+    lines, figures = found.curves, found.measures
     assert lines.own == pytest.approx((0.3, 0.7)) and lines.smoothed == pytest.approx((0.3, 0.5))
     assert lines.low == pytest.approx((0.2, 0.4)) and lines.high == pytest.approx((0.4, 0.6))
     assert lines.generated == (200, 400) and lines.compute == (260, 520)
-    assert figures.cumulative == pytest.approx(1.0) and figures.cumulative_mixed == pytest.approx(1.2)
-    assert figures.held_out == pytest.approx(0.6), "the last measurement, mean of the nodes"
-    assert figures.external_age == pytest.approx((2 * 1.0 + 4 * 0.5) / 6), "weighted by rollouts"
-    assert figures.external_used == pytest.approx(6 / 4)
-    assert figures.origins == pytest.approx(1 / ((4 / 6) ** 2 + (2 / 6) ** 2))
-    assert (figures.tokens_generated, figures.tokens_trained, figures.seconds) == (400, 40, 3.0)
+    assert figures["cumulative"] == pytest.approx(1.0) and figures["cumulative_mixed"] == pytest.approx(1.2)
+    assert figures["held_out"] == pytest.approx(0.6), "the last measurement, mean of the nodes"
+    assert figures["external_age"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6), "weighted by rollouts"
+    assert figures["external_used"] == pytest.approx(6 / 4)
+    assert figures["origins"] == pytest.approx(1 / ((4 / 6) ** 2 + (2 / 6) ** 2))
+    assert (figures["tokens_generated"], figures["tokens_trained"], figures["seconds"]) == (400, 40, 3.0)
 
 
 def test_the_mixed_measure_counts_the_external_rollouts_that_were_trained_on() -> None:
     row = record(0, 0.1, own_wanted=4, external_used=4, external_reward=0.5, external_ids=("b/0/0/1",))
-    found = node_round("a", row)
-    assert found.reward == 0.1 and found.mixed == pytest.approx(0.3) and found.authors == {"b": 1}
-    alone = node_round("a", msgspec.structs.replace(row, external_used=0, external_reward=None))
-    assert alone.mixed == pytest.approx(0.1)
+    assert mixed_reward(row) == pytest.approx(0.3) and authors(row) == {"b": 1}
+    assert mixed_reward(msgspec.structs.replace(row, external_used=0, external_reward=None)) == pytest.approx(0.1)
 
 
 def test_a_line_that_no_node_would_write_is_left_out() -> None:
@@ -361,15 +365,8 @@ def test_the_report_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> 
     hostile = "<script>alert(1)</script>"
     cells = [finished(split, seed, [0.1, 0.2, 0.3]) for split in ("8/0", "4/4") for seed in (1, 2)]
     cells.append(replace(cells[-1], cell=replace(cells[-1].cell, arm=replace(cells[-1].cell.arm, name=hostile, ablation="size"))))
-    page = write_report(
-        analyse(cells, "4/4"),
-        tmp_path,
-        about=hostile,
-        command=hostile,
-        rule=hostile,
-        settings={"MODEL_NAME": hostile},
-        versions={"python": "3"},
-    )
+    made = Provenance(hostile, hostile, hostile, settings={"MODEL_NAME": hostile}, versions={"python": hostile})
+    page = write_report(analyse(cells, "4/4"), tmp_path, made)
     html = page.read_text()
     assert hostile not in html and "&lt;script&gt;" in html
     assert "http://" not in html and "https://" not in html and "default-src 'none'" in html
@@ -411,10 +408,10 @@ def test_an_experiment_done_elsewhere_is_read_as_a_cell(tmp_path: Path) -> None:
     run = SampleRun(MemoryStore(), tmp_path, external_count=2).play(4)
     run.evaluate(0)
     run.flush()
-    (found,) = read_experiments(run.store, [LAYOUT.experiment_name])
+    [found], _ = read_experiments(run.store, [LAYOUT.experiment_name])
     assert found.cell.arm.name == "2/2" and found.cell.arm.nodes == 3 and found.cell.rounds == 4
     assert len(found.rows) == 12 and found.before is not None
-    assert measure(found).external_used > 0
+    assert found.measures["external_used"] > 0
     with pytest.raises(ConfigError, match="no experiment"):
         read_experiments(run.store, ["nothing"])
 
@@ -426,17 +423,17 @@ def test_a_name_that_somebody_registers_does_not_end_the_comparison(tmp_path: Pa
         register(store, LAYOUT, Registration(name, "worker", 0.0, "nano", name, "1", "s"))
         lines = [json.dumps(row | {"round": number}) for number in numbers]
         store.put(LAYOUT.log(name, "metrics.jsonl"), "\n".join(lines).encode())
-    (found,) = read_experiments(store, [LAYOUT.experiment_name])
+    [found], said = read_experiments(store, [LAYOUT.experiment_name])
     assert found.cell.arm.nodes == 3 and found.cell.rounds == 4
-    assert about(store, LAYOUT.experiment_name)[1:] == [
-        "left out: x1, with 0 of 4 rounds",
-        "left out: x2, with 1 of 4 rounds",
-        "left out: x3, with 0 of 4 rounds",
+    assert said[1:] == [
+        "trial: left out: x1, with 0 of 4 rounds",
+        "trial: left out: x2, with 1 of 4 rounds",
+        "trial: left out: x3, with 0 of 4 rounds",
     ]
 
 
 def test_runs_of_one_split_are_paired_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:
     store = MemoryStore()
     SampleRun(store, tmp_path / "a").play(5)
-    same = read_experiments(store, [LAYOUT.experiment_name, LAYOUT.experiment_name])
+    same, _ = read_experiments(store, [LAYOUT.experiment_name, LAYOUT.experiment_name])
     assert [each.cell.seed for each in same] == [1, 2]

@@ -16,10 +16,9 @@ import torch
 
 from rl_swarm.reproduce.analysis import analyse
 from rl_swarm.reproduce.cell import quantise, run_cell
-from rl_swarm.reproduce.plan import Arm, Cell, arms_of, find_preset
-from rl_swarm.reproduce.report import write_report
-from rl_swarm.reproduce.results import CellResult
-from rl_swarm.reproduce.split import parse_split
+from rl_swarm.reproduce.plan import Arm, Cell, arms_of, find_preset, parse_split
+from rl_swarm.reproduce.results import CellResult, authors, mixed_reward
+from rl_swarm.reproduce.table import Provenance, write_report
 
 NANO = find_preset("nano")
 SETTINGS = {**NANO.settings, "TASKS": "easy", "EVAL_INTERVAL": "0"}
@@ -44,7 +43,7 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> None:
     for name in ("first", "second"):
         cells = [run(split, rounds=3, nodes=3, EVAL_INTERVAL="2") for split in ("8/0", "4/4")]
-        write_report(analyse(cells, "4/4"), tmp_path / name, about="", command="", rule="", settings={}, versions={})
+        write_report(analyse(cells, "4/4"), tmp_path / name, Provenance("", "", "", {}, {}))
     for file in ("rounds.csv", "cells.csv"):
         first, second = (table(tmp_path / name / file) for name in ("first", "second"))
         assert first == second
@@ -56,7 +55,7 @@ def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> N
 def test_a_frozen_policy_shows_nothing_in_our_measure_and_a_rise_in_the_mixed_one() -> None:
     frozen = {split: run(split, rounds=8, nodes=4, LEARNING_RATE="0") for split in ("8/0", "4/0", "4/4", "2/0", "2/6")}
     own = {split: [row.reward for row in found.rows] for split, found in frozen.items()}
-    mixed = {split: fmean(row.mixed for row in found.rows) for split, found in frozen.items()}
+    mixed = {split: fmean(map(mixed_reward, found.rows)) for split, found in frozen.items()}
     for sharing, alone in (("4/4", "4/0"), ("2/6", "2/0")):
         assert own[sharing] == own[alone], "what peers wrote has no part in our measure, to the last digit"
         assert sum(row.external_used for row in frozen[sharing].rows) > 0
@@ -79,7 +78,7 @@ def test_an_adaptive_swarm_changes_i_and_j_together() -> None:
 def test_a_mixed_swarm_has_two_kinds_of_model_that_learn_from_each_other() -> None:
     mixed = next(arm for arm in arms_of(NANO, ["models"]) if arm.models and arm.split.external)
     found = run("4/4", rounds=8, nodes=2, arm=replace(mixed, nodes=2), NUM_GENERATIONS="16")
-    assert {author for row in found.rows for author in row.authors} == {"node_01", "node_02"}
+    assert {author for row in found.rows for author in authors(row)} == {"node_01", "node_02"}
 
 
 def test_a_quantised_model_is_another_model_with_few_levels() -> None:

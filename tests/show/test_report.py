@@ -21,8 +21,8 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.runs.examples import Answered, Example, published_examples, telling
 from rl_swarm.runs.summary import Change, Summary, ends_of, summarise
 from rl_swarm.show.card import Places, honest_note, sections, show_card
-from rl_swarm.show.page import make_page
-from rl_swarm.show.report import DARK, LIGHT, PAGE, PICTURE, draw, label, make_report, smoothed
+from rl_swarm.show.drawing import Picture, label, smooth
+from rl_swarm.show.report import PAGE, PICTURE, draw, make_report, run_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.rounds import CurrentState, Rounds
 from rl_swarm.tools import demo
@@ -32,6 +32,7 @@ from tests.support.sample_run import HOSTILE, LAYOUT, ROUND_SECONDS, SampleRun
 from tests.tools.test_ask import Trial
 
 PLACES = Places("./data", "./data/experiments/trial", "./report.png", "./report.html")
+NO_PICTURE = Picture(b"", b"")
 FOREIGN_TAGS = {"script", "iframe", "object", "embed", "link", "base", "form", "svg", "audio", "video"}
 
 
@@ -233,7 +234,7 @@ def test_nothing_hostile_takes_effect_on_page_card_or_picture(run: SampleRun) ->
     bad = Answered(HOSTILE, HOSTILE, 0.0, HOSTILE)
     examples = [*examples_of(run), Example(HOSTILE, bad, replace(bad, prompt="other"))]
     assert any(HOSTILE in (each.before.text, each.after.text) for each in examples[:-1]), "the run itself holds it"
-    page = make_page(summary, examples, b"light", b"dark")
+    page = run_page(summary, examples, NO_PICTURE)
     found = inspect(page)
     assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers and found.tags["img"] == 1
     assert "<script>alert(1)</script>" in found.text, "shown as text"
@@ -242,19 +243,20 @@ def test_nothing_hostile_takes_effect_on_page_card_or_picture(run: SampleRun) ->
         plain = re.sub(r"\x1b\[[0-9;]*m", "", shown) if terminal else shown
         assert not {"\x1b", "\u202e"} & set(page + plain)
         assert "[bold red]gone[/]" in plain, "markup is not obeyed"
-    assert draw(summary, LIGHT).startswith(b"\x89PNG")
+    assert draw(summary).light.startswith(b"\x89PNG")
 
 
 def test_names_that_a_drawing_library_would_misread_are_drawn() -> None:
     assert [label(name) for name in ("w1", "_w1", "$x^", "größe")] == ["w1", " _w1", "$x^", r"gr\xf6\xdfe"]
 
 
-@pytest.mark.parametrize("shades", [LIGHT, DARK])
-def test_the_picture_is_a_png_of_a_fit_size(run: SampleRun, shades: Any) -> None:
-    data = draw(summarise(run.store, LAYOUT), shades)
-    assert data.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    assert 1000 <= width <= 2000 and 700 <= height <= 1500
+def test_the_picture_is_a_png_of_a_fit_size(run: SampleRun) -> None:
+    drawn = draw(summarise(run.store, LAYOUT))
+    assert drawn.light != drawn.dark
+    for data in (drawn.light, drawn.dark):
+        assert data.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", data[16:24])
+        assert 1000 <= width <= 2000 and 700 <= height <= 1500
 
 
 def empty_summary() -> Summary:
@@ -311,7 +313,7 @@ def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> N
     assert found.rewards == {node: points for node, points in expected.rewards.items() if node != "w2"}
     assert len(found.evaluations) == len(expected.evaluations) and found.settings == {}
     assert all(each in card_of(found, []) for each in found.damaged)
-    assert "Damaged files" in make_page(found, [], b"", b"") and "Damaged files" not in make_page(expected, [], b"", b"")
+    assert "Damaged files" in run_page(found, [], NO_PICTURE) and "Damaged files" not in run_page(expected, [], NO_PICTURE)
 
 
 def test_uses_are_credited_to_registered_peers_only(run: SampleRun) -> None:
@@ -372,7 +374,7 @@ def test_nodes_that_were_not_measured_first_and_last_are_left_out_of_the_mean(tm
 
 
 def test_smoothing_is_a_mean_of_what_is_there() -> None:
-    assert smoothed([(0, 1.0), (1, 3.0), (2, 5.0), (4, 1.0)], 3) == [(0, 1.0), (1, 2.0), (2, 3.0), (4, 3.0)]
+    assert smooth([1.0, 3.0, 5.0, 1.0], 3) == [1.0, 2.0, 3.0, 3.0]
 
 
 def answered(reward: float, prompt: str = "q") -> Answered:
@@ -383,7 +385,6 @@ def test_the_example_on_the_card_is_the_first_that_turned_and_says_so() -> None:
     stayed, turned = Example("a", answered(0), answered(0)), Example("b", answered(0), answered(1))
     assert telling([stayed, turned, turned]) == turned
     assert telling([stayed]) == stayed
-    assert telling([]) is None
     assert "Of 2 examples (one question of each task) the first that turned from wrong to right" in card_of(
         empty_summary(), [stayed, turned]
     )

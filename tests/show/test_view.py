@@ -14,19 +14,8 @@ from rl_swarm.errors import StoreAway
 from rl_swarm.runs.following import Following, Moment, NodeMoment, Sample
 from rl_swarm.runs.progress import ExperimentStatus, NodeStatus
 from rl_swarm.runs.validate import Finding
-from rl_swarm.show.live import (
-    LINE_SECONDS,
-    LiveView,
-    ago,
-    area,
-    duration,
-    findings_view,
-    live_frame,
-    one_line,
-    plain_line,
-    status_view,
-    watch,
-)
+from rl_swarm.show.formats import ago, duration, flat
+from rl_swarm.show.live import LINE_SECONDS, LiveView, area, findings_view, live_frame, plain_line, status_view, watch
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.standing import Mute
 from rl_swarm.text import visible
@@ -134,7 +123,7 @@ def test_the_tables_of_other_commands_are_as_careful() -> None:
 
 @given(some.text(max_size=300))
 def test_whatever_is_shown_in_a_line_is_printable(text: str) -> None:
-    assert one_line(text).isprintable()
+    assert flat(text).isprintable()
     assert visible(text).replace("\n", "").isprintable()
 
 

@@ -1,0 +1,52 @@
+"""The paired permutation test, and the sentence that it allows.
+
+Two arms are compared on the same seeds. If the arm made no difference, the difference of each seed could as well have the other
+sign: the p-value is the share of all sign patterns that give a mean difference at least as far from zero. No distribution is
+assumed. With few pairs the test cannot say much, and the sentence says so.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import fmean
+
+from rl_swarm.randomness import generator
+from rl_swarm.show.formats import percent
+
+SIGNIFICANT = 0.05
+MOST_EXACT = 16  # pairs up to which every sign pattern is tried
+DRAWN = 100_000
+
+
+def permutation_p(differences: Sequence[float]) -> float:
+    """Two-sided p-value of paired differences: exact up to 16 pairs, beyond that from patterns of a fixed generator."""
+    if not differences:
+        return 1.0
+    # Sums of the same terms in another order differ by rounding, and must count as equal.
+    observed = abs(sum(differences)) * (1 - 1e-9) - 1e-12
+    if len(differences) <= MOST_EXACT:
+        patterns = product((1, -1), repeat=len(differences))
+        return fmean(abs(sum(sign * each for sign, each in zip(signs, differences, strict=True))) >= observed for signs in patterns)
+    chance = generator("permutation", len(differences))
+    hits = sum(abs(sum(each if chance.random() < 0.5 else -each for each in differences)) >= observed for _ in range(DRAWN))
+    return (hits + 1) / (DRAWN + 1)
+
+
+def least_p(pairs: int) -> float:
+    """The smallest p-value that so many pairs can give: all differences of one sign."""
+    return 2.0 ** (1 - pairs) if pairs <= MOST_EXACT else 1 / (DRAWN + 1)
+
+
+def verdict(name: str, baseline: str, values: Sequence[tuple[float, float]], what: str = "sharing") -> str:
+    """One sentence about the cumulative own rewards (baseline, arm) of each seed; `what` is the difference between the two."""
+    if not values:
+        return f"{name} and {baseline} share no seed, so they cannot be compared."
+    differences = [ours - theirs for theirs, ours in values]
+    base, p, least = fmean(theirs for theirs, _ in values), permutation_p(differences), least_p(len(values))
+    change = percent(fmean(differences) / base, "+.0%") if base else f"{fmean(differences):+.3f}"
+    better = sum(each > 0 for each in differences)
+    head = f"{name} against {baseline}: {change} cumulative own reward, better on {better} of {len(values)} seeds, p = {p:.4f}"
+    if p < SIGNIFICANT:
+        return f"{head}: {what} {'helped' if sum(differences) > 0 else 'hurt'}."
+    if least >= SIGNIFICANT:
+        return f"{head}; {len(values)} pairs cannot give less than {least:.2f}, so this is no proof either way."
+    return f"{head}: no difference that chance would not explain."

@@ -1,0 +1,253 @@
+"""Write the report of the paper's table: CSV and JSON for programs, figures and a page for people.
+
+Every figure of the page is also in the CSV and JSON files beside it. An earlier report is replaced.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rl_swarm.reproduce.analysis import Analysis, ArmResult, Comparison, rounds_to, sentences
+from rl_swarm.reproduce.figures import draw_all
+from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
+from rl_swarm.reproduce.results import COLLAPSED, TRAINED_COST, CellResult
+from rl_swarm.show.drawing import Picture
+from rl_swarm.show.formats import NOTHING, number, percent
+from rl_swarm.show.page import Html, bullets, element, image, make_page, settings_table, table
+
+PAGE = "report.html"
+CAPTIONS = {
+    "rewards": "Reward over own rollouts, one panel an arm. Dots are rounds, the line is smoothed, the band reaches from the "
+    "lowest to the highest node; all are means over seeds. The dotted line is the threshold.",
+    "smoothed": "All arms, smoothed. Left the reward of each node's own completions. Right the measure that also counts external "
+    "rollouts, which were chosen for being informative: it rises without any learning.",
+    "cost": "The same reward against the cost of a node.",
+    "horizon": "The gain against the split without sharing for every horizon that could have been chosen. The first rounds, in "
+    "which next to nothing is paid, are left out.",
+    "ablations": "The effect of changing the best split in one way.",
+}
+WORDS = Html(
+    "Cumulative is the sum over rounds of the mean over nodes of the reward of <em>own</em> completions. Final is the mean of the "
+    f"last tenth of the rounds. Smoothed is over {SMOOTHED_ROUNDS} rounds. Held-out is greedy accuracy on questions that nobody "
+    "trains on, style-blind the same in any form of the answer. Oscillation is the sum of all falls of the smoothed reward, lost "
+    f"how far it is below its peak at the end, both as shares of the peak; a run that lost more than {percent(COLLAPSED)} has "
+    f"collapsed. Compute is tokens written plus {TRAINED_COST} for each token trained on. Origins is the effective number of peers "
+    "that external rollouts came from."
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How the results came about, as the report states it."""
+
+    about: str
+    command: str
+    horizon_rule: str
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+def write_report(analysis: Analysis, folder: Path, provenance: Provenance) -> Path:
+    """Write everything to `folder`; return the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "cells.csv", _cells(analysis))
+    _write_csv(folder / "rounds.csv", _rounds(analysis))
+    results = json.dumps(asdict(provenance) | _results(analysis), indent=1, sort_keys=True)
+    (folder / "results.json").write_text(results + "\n", "utf-8")
+    figures = draw_all(analysis)
+    for name, drawn in figures.items():
+        (folder / f"{name}.png").write_bytes(drawn.light)
+    (folder / PAGE).write_text(table_page(analysis, figures, provenance), "utf-8")
+    return folder / PAGE
+
+
+def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A float has as many digits as it needs; a figure that was not measured is empty."""
+    found = list(rows)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+
+
+def _each(analysis: Analysis) -> Iterator[tuple[ArmResult, int, CellResult]]:
+    return ((arm, seed, cell) for arm in analysis.arms for seed, cell in arm.cells.items())
+
+
+def _cells(analysis: Analysis) -> Iterator[dict[str, Any]]:
+    for arm, seed, cell in _each(analysis):
+        yield {
+            "arm": arm.name,
+            "ablation": arm.arm.ablation,
+            "split": str(arm.arm.split),
+            "nodes": arm.arm.nodes,
+            "seed": seed,
+            "rounds": len(cell.curves.own),
+            "rounds_to_threshold": rounds_to(cell.curves.smoothed, analysis.threshold),
+            **cell.measures,
+        }
+
+
+def _rounds(analysis: Analysis) -> Iterator[dict[str, Any]]:
+    means = ("held_out", "held_out_style_blind", "own_used", "external_wanted", "external_used", "external_age")
+    for arm, seed, cell in _each(analysis):
+        curves = cell.curves
+        for place, (round_number, rows) in enumerate(cell.by_round.items()):
+            known = {name: [value for row in rows if (value := getattr(row, name)) is not None] for name in means}
+            yield {
+                "arm": arm.name,
+                "seed": seed,
+                "round": round_number,
+                "own_reward": curves.own[place],
+                "own_reward_smoothed": curves.smoothed[place],
+                "node_low": curves.low[place],
+                "node_high": curves.high[place],
+                "mixed_reward_inflated": curves.mixed[place],
+                **{name: fmean(values) if values else None for name, values in known.items()},
+                "tokens_generated_so_far": curves.generated[place],
+                "compute_so_far": curves.compute[place],
+                "seconds": sum(sum(row.seconds.values()) for row in rows),
+            }
+
+
+def _results(analysis: Analysis) -> dict[str, Any]:
+    def compared(each: Comparison) -> dict[str, Any]:
+        return asdict(each) | {"gain": each.gain, "final_gain": each.final_gain, "p": each.p, "worst_seed_gain": each.worst}
+
+    measures = next(cell for _, _, cell in _each(analysis)).measures
+    return {
+        "threshold": analysis.threshold,
+        "best": analysis.best,
+        "sentences": sentences(analysis),
+        "arms": [
+            {"arm": asdict(arm.arm), "seeds": list(arm.cells)} | {name: arm.mean(name) for name in measures}
+            for arm in analysis.arms
+        ],
+        "against_alone": [compared(each) for each in analysis.comparisons],
+        "against_best": [compared(each) for each in analysis.ablations],
+    }
+
+
+def table_page(analysis: Analysis, figures: Mapping[str, Picture], provenance: Provenance) -> str:
+    found = sentences(analysis)
+    test = "The test is a paired permutation test on cumulative own reward, two-sided."
+    return make_page(
+        "Does sharing help?",
+        element("p", provenance.about, "faint"),
+        *(element("p", sentence, "note") for sentence in found[:1]),
+        bullets(found[1:]),
+        element("h2", "The table"),
+        _rewards(analysis),
+        *(image(drawn, name, CAPTIONS[name]) for name, drawn in figures.items()),
+        element("h2", "Cost"),
+        _costs(analysis),
+        _equal_costs(analysis),
+        element("h2", "External rollouts"),
+        _external(analysis),
+        element("h2", "Seed by seed"),
+        _seeds(analysis),
+        element("h2", "What the words mean"),
+        element("p", WORDS),
+        element("p", f"Rounds: {provenance.horizon_rule}. {test}"),
+        element("h2", "Settings"),
+        element("pre", provenance.command),
+        settings_table(provenance.settings),
+        element("h2", "Versions"),
+        table(("", ""), sorted(provenance.versions.items())),
+    )
+
+
+def _by_arm(analysis: Analysis, columns: Mapping[str, Callable[[ArmResult], object]], caption: str) -> Html:
+    """A table with a row for each arm; a column is a function of the arm."""
+    rows = ((arm.name, *(column(arm) for column in columns.values())) for arm in analysis.arms)
+    return table(("arm", *columns), rows, numbers=len(columns), caption=caption)
+
+
+def _mean(measure: str, digits: int = 3) -> Callable[[ArmResult], str]:
+    return lambda arm: number(arm.mean(measure), digits)
+
+
+def _rewards(analysis: Analysis) -> Html:
+    against = {each.arm: each for each in analysis.comparisons}
+
+    def compared(show: Callable[[Comparison], str]) -> Callable[[ArmResult], str]:
+        return lambda arm: show(against[arm.name]) if arm.name in against else NOTHING
+
+    columns: dict[str, Callable[[ArmResult], object]] = {
+        "seeds": lambda arm: len(arm.cells),
+        "cumulative": _mean("cumulative", 2),
+        "against alone": compared(lambda each: percent(each.gain, "+.0%")),
+        "worst seed": compared(lambda each: percent(each.worst, "+.0%")),
+        "p": compared(lambda each: number(each.p if each.seeds else None, 4)),
+        "kept": compared(lambda each: percent(each.kept)),
+        "final": _mean("final"),
+        "rounds to threshold": lambda arm: number(rounds_to(arm.mean_curve("smoothed"), analysis.threshold), 0),
+        "held-out": _mean("held_out"),
+        "style-blind": _mean("held_out_style_blind"),
+        "oscillation": _mean("oscillation", 2),
+        "lost": lambda arm: percent(arm.mean("collapse")),
+        "mixed, inflated": _mean("cumulative_mixed", 2),
+    }
+    before = next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None)
+    base = f" Held-out before training: {before[0]:.3f}, style-blind {before[1]:.3f}." if before else ""
+    caption = f"Means over seeds. The threshold is {analysis.threshold:.3f}, half of the final reward without sharing.{base}"
+    return _by_arm(analysis, columns, caption)
+
+
+def _costs(analysis: Analysis) -> Html:
+    columns: dict[str, Callable[[ArmResult], object]] = {
+        "nodes": lambda arm: arm.arm.nodes,
+        "tokens written": lambda arm: f"{arm.mean('tokens_generated'):,.0f}",
+        "tokens trained on": lambda arm: f"{arm.mean('tokens_trained'):,.0f}",
+        "compute": lambda arm: f"{arm.mean_curve('compute')[-1]:,.0f}",
+        "seconds": lambda arm: f"{arm.mean('seconds'):,.0f}",
+    }
+    caption = (
+        "Of a whole swarm, mean over seeds. Seconds are of one process with one thread, on a machine that did other things too."
+    )
+    return _by_arm(analysis, columns, caption)
+
+
+def _equal_costs(analysis: Analysis) -> Html:
+    heads = ("arm", "cost", "rounds alone", "rounds", "reached alone", "reached", "p", "mean alone", "mean")
+    rows = (
+        (
+            each.arm,
+            "tokens written" if equal.cost == "generated" else "compute",
+            *(number(value, 0) for value in equal.rounds),
+            *(number(value) for value in equal.reached),
+            number(equal.p, 4),
+            *(number(value) for value in equal.mean_reward),
+        )
+        for each in analysis.comparisons
+        for equal in each.at_equal_cost
+    )
+    caption = (
+        "At equal cost: each pair at the moment when both have spent, per node, as much as the cheaper one spent in all. Reached "
+        "is the smoothed own reward then, mean that of all rounds until then."
+    )
+    return table(heads, rows, numbers=7, caption=caption)
+
+
+def _external(analysis: Analysis) -> Html:
+    columns = {
+        "own informative": _mean("own_used", 2),
+        "external wanted": _mean("external_wanted", 2),
+        "external used": _mean("external_used", 2),
+        "age in rounds": _mean("external_age", 2),
+        "origins": _mean("origins", 2),
+    }
+    return _by_arm(analysis, columns, "Means per node and round.")
+
+
+def _seeds(analysis: Analysis) -> Html:
+    seeds = sorted({seed for _, seed, _ in _each(analysis)})
+    rows = (
+        (arm.name, *(number(arm.cells[seed].measures["cumulative"], 2) if seed in arm.cells else "" for seed in seeds))
+        for arm in analysis.arms
+    )
+    return table(("arm", *seeds), rows, numbers=len(seeds), caption="Cumulative own reward.")

@@ -1,0 +1,44 @@
+"""Write numbers, times and texts the way people read them: the one place for pages, pictures, cards and terminals."""
+
+import re
+from collections.abc import Sequence
+
+from rl_swarm.text import visible
+
+NOTHING = "–"  # a figure that was not measured
+LONGEST_SHOWN = 2000  # characters of a text that are shown
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, form: str = ".0%") -> str:
+    return NOTHING if value is None else f"{value:{form}}".replace("%", " %")
+
+
+def duration(seconds: float) -> str:
+    """A number of seconds in its two largest units; a negative one counts as zero."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def ago(moment: float | None, now: float) -> str:
+    """The time since a moment. Clocks of two machines may disagree, so it is never negative."""
+    return NOTHING if moment is None else duration(now - moment)
+
+
+def flat(text: str) -> str:
+    """Show a text of any length and shape in one line, with its line breaks marked."""
+    return visible(re.sub(r"\s*\n\s*", " ⏎ ", text.strip()[:LONGEST_SHOWN]))
+
+
+def rounds_named(numbers: Sequence[int]) -> str:
+    """Name a range of rounds by its ends."""
+    if not numbers:
+        return "no round"
+    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
