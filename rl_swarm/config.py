@@ -66,14 +66,14 @@ node_name = matching(  # a dot and digits mark the files of single questions
     r"(?!.*\.[0-9]+$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", f"is not a valid node name: {_LETTERS} nor ending in a dot and digits"
 )
 text = matching(r"(?s).*\S.*", "must not be empty: give a value or leave the variable out")
-_founder = matching(
-    r"[0-9a-f]{64}(-[0-9a-f]{8,64})?", "is no public key: copy the 64 hexadecimal digits that a node prints when it starts"
-)
 
 
 def founder(value: str) -> str:
     """A public key; after a dash, if known, the id of the experiment that it started."""
-    return _founder(value.strip().lower())
+    key = matching(
+        r"[0-9a-f]{64}(-[0-9a-f]{8,64})?", "is no public key: copy the 64 hexadecimal digits that a node prints at its start"
+    )
+    return key(value.strip().lower())
 
 
 def path(value: str) -> str:
@@ -287,7 +287,7 @@ def shared_variables() -> set[str]:
 
 def require(config: Config, *field_names: str) -> None:
     for item in (SETTINGS[field_name] for field_name in field_names if getattr(config, field_name) is None):
-        raise ConfigError(f"{item.variable} is not set: it names the {item.meaning}; set it or give {item.flag}")
+        raise ConfigError(f"{item.variable} is not set ({item.meaning}): set it or give {item.flag}")
 
 
 def require_run(config: Config) -> None:

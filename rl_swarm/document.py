@@ -20,7 +20,7 @@ _CLOSE = b'"}\n'
 _TAIL = len(_OPEN) + 64 + len(_CLOSE)
 
 T = TypeVar("T", bound=msgspec.Struct)
-Count = Annotated[int, msgspec.Meta(ge=0, lt=10**15)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
 class _Header(msgspec.Struct):

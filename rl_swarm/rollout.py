@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from rl_swarm.document import SCHEMA, seal, unseal
+from rl_swarm.config import MOST_OWN
+from rl_swarm.document import SCHEMA, Count, seal, unseal
 from rl_swarm.errors import BadDocument, Incomplete
 
 BUNDLE_BYTES = 8 << 20
 LONGEST_TEXT = 200_000
-MOST_ROLLOUTS = 1024
 TOLERANCE = 0.05  # a rollout whose rewards have a smaller range is not informative
 GROUP_LIMITS = (2, 256)
 
@@ -101,7 +101,6 @@ class Bundle:
 
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Slot = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,5})$")]
 
 
@@ -134,8 +133,8 @@ class _Bundle(msgspec.Struct, kw_only=True, rename={"node_id": "peer_id"}):
     model: Annotated[str, Meta(max_length=200)]
     policy_version: Count
     tasks_version: Annotated[str, Meta(max_length=200)]
-    questions: Annotated[dict[Slot, _Question], Meta(max_length=MOST_ROLLOUTS)]
-    rollouts: Annotated[dict[Slot, Annotated[list[_Completion], Meta(max_length=GROUP_LIMITS[1])]], Meta(max_length=MOST_ROLLOUTS)]
+    questions: Annotated[dict[Slot, _Question], Meta(max_length=MOST_OWN)]
+    rollouts: Annotated[dict[Slot, Annotated[list[_Completion], Meta(max_length=GROUP_LIMITS[1])]], Meta(max_length=MOST_OWN)]
 
 
 class _PlainBundle(msgspec.Struct):

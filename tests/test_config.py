@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_swarm.cli import main
-from rl_swarm.config import MOST_OWN, SETTINGS, Setting, describe, load, shared_settings
+from rl_swarm.config import SETTINGS, Setting, describe, load, shared_settings
 from rl_swarm.errors import ConfigError
-from rl_swarm.rollout import MOST_ROLLOUTS
 
 
 def test_defaults_follow_the_design() -> None:
@@ -93,10 +92,6 @@ def test_every_number_has_an_upper_bound() -> None:
         for value in ("9" * 25, "1e300") if variable != "MAX_STAGES" else ("9" * 25,):
             with pytest.raises(ConfigError, match="must be"):
                 load({variable: value})
-
-
-def test_so_many_rollouts_as_a_file_may_hold() -> None:
-    assert MOST_OWN == MOST_ROLLOUTS
 
 
 def test_completions_of_a_round_are_bounded_together() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_swarm.cli import main
 from rl_swarm.identity import load_identity
 from tests.support.hub_stub import TOKEN, hub
 from tests.support.processes import ROOT, descendants
@@ -62,7 +63,7 @@ def test_a_token_and_a_key_reach_no_store_log_report_or_process_list_and_nobody_
                 for pid in descendants(process.pid):
                     seen.add(command_line(pid))
                     listeners += listening(pid)
-                time.sleep(0.05)
+                time.sleep(0.2)
         finally:
             process.kill()
             process.wait()
@@ -81,11 +82,11 @@ def test_a_token_and_a_key_reach_no_store_log_report_or_process_list_and_nobody_
         assert TOKEN.encode() not in data and pem not in data, path
 
 
-def test_a_secret_is_no_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rl_swarm.cli", "config", "--huggingface-access-token", "hf_x"]
-    done = subprocess.run(command, env={"HOME": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_a_secret_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["config", "--huggingface-access-token", "hf_x"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
         "rl-swarm: --huggingface-access-token is no flag, since everybody on this machine can read command lines: "
         "set HUGGINGFACE_ACCESS_TOKEN instead\n"
     )

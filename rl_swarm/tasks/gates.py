@@ -19,7 +19,6 @@ from typing import Any
 Gate = Callable[[str], bool]
 
 _EVALUATORS = frozenset(("eval", "exec", "parse_expr", "sympify"))
-_WIDE = re.compile(r"[eE][-+]?[\d_]{4,}")  # an exponent that stands for more than a thousand digits; \d is any script's digit
 _PLAIN_WORDS = re.compile(r"[A-Z0-9_\s,]*")  # lower case could name the verifier's own variables, such as oracle_answer
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔()\s]*")
 _REDUCIBLE = re.compile(r"¬A|A[∧∨→↔]A|\(A\)")
@@ -64,15 +63,12 @@ def is_formula(answer: str) -> bool:
     return reduced == "A"
 
 
-def is_narrow(answer: str) -> bool:
-    """No exponent of more than three digits: `Fraction` writes out all digits of 1e3200000."""
-    return _WIDE.search(answer) is None
+def lacking(pattern: str) -> Gate:
+    compiled = re.compile(pattern)
+    return lambda answer: compiled.search(answer) is None
 
 
-def has_counts_below(limit: int) -> Gate:
-    """Moves repeated fewer than `limit` times each, a power of ten: verifiers carry them out one by one."""
-    longer = re.compile(rf"\d{{{len(str(limit))},}}")
-    return lambda answer: longer.search(answer) is None
+is_narrow = lacking(r"[eE][-+]?[\d_]{4,}")  # `Fraction` writes out all digits of 1e3200000; \d is any script's digit
 
 
 def is_expression(answer: str) -> bool:
@@ -150,8 +146,8 @@ def _measure_pair(node: ast.BinOp, largest: float) -> tuple[float | None, float]
 _BY_NAME: dict[str, Gate] = {
     "coin_flip": is_narrow,
     "propositional_logic": is_formula,
-    "rubiks_cube": has_counts_below(10),
-    "rush_hour": has_counts_below(100),
+    "rubiks_cube": lacking(r"\d{2,}"),  # moves are carried out one by one
+    "rush_hour": lacking(r"\d{3,}"),
 }
 
 

@@ -114,10 +114,10 @@ class Helper:
         self._child: _Child | None = None
         self._start()
 
-    def items(self, places: Sequence[Place], seconds: float = math.inf) -> list[Item | CannotMake]:
-        """Make questions, all in one request; raise TooSlow after `seconds`."""
+    def items(self, places: Sequence[Place]) -> list[Item | CannotMake]:
+        """Make questions, all in one request."""
         jobs = [Job(place) for place in places]
-        self._do(jobs, seconds)
+        self._do(jobs, math.inf)
         return [job.result for job in jobs]
 
     def judge(self, place: Place, prompt: str, answers: Sequence[str], seconds: float = math.inf) -> tuple[Item, list[Verdict]]:
@@ -197,7 +197,7 @@ class _Child:
     """One helper process seen from the node: its pipes, with data not yet written or read. `spent`: it must be replaced."""
 
     def __init__(self) -> None:
-        self.loader = _running_loader()
+        self.loader = warm_up()
         self.spent = False
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
@@ -333,12 +333,8 @@ _helpers: "weakref.WeakValueDictionary[bytes, Helper]" = weakref.WeakValueDictio
 _lock = threading.RLock()
 
 
-def warm_up() -> None:
-    """Begin to load reasoning-gym in the background, some seconds before it is needed."""
-    _running_loader()
-
-
-def _running_loader() -> _Loader:
+def warm_up() -> _Loader:
+    """Begin to load reasoning-gym in the background, unless a loader is running; it takes some seconds."""
     global _loader
     with _lock:
         if _loader is None or not _loader.running:

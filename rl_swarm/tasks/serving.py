@@ -100,11 +100,9 @@ def serve(incoming: IO[bytes], replies: int, done: int) -> None:
     _limit_memory()  # the tasks of an experiment may be too large to load
     try:
         bench = Bench([TaskSpec(**each) for each in json.loads(incoming.readline())])
-    except ConfigError as error:
-        reply({"config_error": str(error)})
-        return
     except Exception as error:  # reported to the node, because output goes nowhere by now
-        reply({"config_error": f"TASKS cannot be loaded ({' '.join(repr(error).split())[:300]}): run 'rl-swarm doctor'"})
+        unknown = f"TASKS cannot be loaded ({' '.join(repr(error).split())[:300]}): run 'rl-swarm doctor'"
+        reply({"config_error": str(error) if isinstance(error, ConfigError) else unknown})
         return
     swollen = _limit_memory()
     _die_after(0)

@@ -44,9 +44,9 @@ def score(question, text):
     if what == "die":
         os._exit(3)
     if what == "take":
-        bytearray(int(amount) << 20)
+        bytes(int(amount) << 20)  # memory that is allocated and never touched: the limit counts it, and the test is quick
     if what == "keep":
-        kept.append(bytearray(int(amount) << 20))
+        kept.append(bytes(int(amount) << 20))
     if what == "pid":
         return os.getpid() / 2**32
     if what == "limit":
@@ -213,13 +213,13 @@ def test_a_rollout_that_takes_longer_than_the_caller_has_is_refused_as_a_whole(a
     (question,) = actor.draw(1)
     began = time.monotonic()
     with pytest.raises(BadRollout) as caught:
-        actor.verify(published(question, "yes", *["sleep 0.4"] * 24), 1.0)
+        actor.verify(published(question, "yes", *["sleep 0.2"] * 24), 0.5)
     assert caught.value.reason == "slow_to_check"
-    assert 1.0 <= time.monotonic() - began < 2.0
+    assert 0.5 <= time.monotonic() - began < 2.0
     assert actor.counters == {}
-    assert actor.verify(published(question, "yes", "sleep 0.4", "no"), 5.0).rewards == [1.0, 0.0, 0.0]
+    assert actor.verify(published(question, "yes", "sleep 0.2", "no"), 5.0).rewards == [1.0, 0.0, 0.0]
     with pytest.raises(BadRollout, match="slow_to_check"):
-        actor.verify(published(question, "hang"), 0.5)
+        actor.verify(published(question, "hang"), 0.2)
     with pytest.raises(BadRollout, match="slow_to_check"):
         actor.verify(published(question, "yes"), 0.0)
     assert actor.verify(published(question, "yes"), 1.0).rewards == [1.0]

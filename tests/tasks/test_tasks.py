@@ -464,7 +464,7 @@ class TestHeldOut:
         tasks = make("gcd:max_value=8")
         held = {question.text_id for question in tasks.held_out()}
         assert held
-        assert not held & {question.text_id for question in tasks.draw(300)}
+        assert not held & {question.text_id for question in tasks.draw(150)}
 
     def test_never_trained_on(self, easy: Tasks) -> None:
         question = easy.held_out()[0]
@@ -700,7 +700,7 @@ class TestGates:
         assert not any(map(cube, ("R99999999", "R99", "U٩٩")))
         assert not any(map(cars, ("A+999999999", "A-100", "A+٩٩٩")))
 
-    @pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
     def test_right_answers_pass(self, count: int) -> None:
         """What no key is for, the question's metadata has an example of; rush_hour has neither."""
         from reasoning_gym.factory import DATASETS
