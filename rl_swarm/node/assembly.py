@@ -19,8 +19,7 @@ from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Worker
-from rl_swarm.processes.signals import on_signals
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, watching_launcher
+from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, on_signals, watching_launcher
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore

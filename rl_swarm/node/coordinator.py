@@ -8,6 +8,7 @@ submitted nothing yet is waited for in its first two whole rounds, and again onc
 """
 
 import contextlib
+import math
 import secrets
 from collections import Counter
 
@@ -47,8 +48,7 @@ class Coordinator:
         self.session = secrets.token_hex(8)
         self.epoch = 0
         self.workers: set[str] = set()
-        self._others: set[str] = set()  # registered, but not as workers
-        self._unreadable: dict[str, tuple[int, float]] = {}  # node → failed reads of its registration, and when to try again
+        self._no_workers: dict[str, tuple[int, float]] = {}  # node → reads of its registration, and when to read it again
         self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were read
         self._proven: set[str] = set()  # workers that have submitted since this process began
         self._missed: Counter[str] = Counter()  # worker that has not submitted → whole rounds kept open for it
@@ -191,8 +191,7 @@ class Coordinator:
     def _roll_call(self) -> None:
         """Find new registrations. A new worker counts as live from now on."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        unknown = registered(self.store, self.layout) - self.workers - self._others
-        for node_id in self._some(set(filter(self._may_look, unknown))):
+        for node_id in self._some(set(filter(self._may_look, registered(self.store, self.layout) - self.workers))):
             self._is_worker(node_id)
 
     def _idle(self) -> set[str]:
@@ -214,35 +213,30 @@ class Coordinator:
                     self._proven.add(node_id)
 
     def _may_look(self, node_id: str) -> bool:
-        return node_id not in self._unreadable or self.clock.monotonic() >= self._unreadable[node_id][1]
+        return self.clock.monotonic() >= self._no_workers.get(node_id, (0, 0.0))[1]
 
     def _is_worker(self, node_id: str) -> bool:
-        """Whether a node has registered as a worker. A valid registration is read once."""
-        if node_id in self.workers or node_id in self._others:
+        """Whether a node has registered as a worker. A valid registration is read once, any other one less and less often."""
+        if node_id in self.workers or not self._may_look(node_id):
             return node_id in self.workers
-        if not self._may_look(node_id):
-            return False
         registration = read_registration(self.store, self.layout, node_id, self.signatures)
-        if registration is None:  # incomplete, or never valid: read it less and less often
-            tries = min(self._unreadable.get(node_id, (0, 0.0))[0] + 1, MOST_DOUBLED)
-            self._unreadable[node_id] = (tries, self.clock.monotonic() + 2**tries * self.settings.round_interval / 40)
-            return False
-        self._unreadable.pop(node_id, None)
-        if registration.node_role != "worker":
-            self._others.add(node_id)
-            return False
-        self.workers.add(node_id)
-        self.liveness.sign(node_id, "registration", 0)
-        return True
+        if registration and registration.node_role == "worker":
+            self.workers.add(node_id)
+            self.liveness.sign(node_id, "registration", 0)
+            return True
+        tries = min(self._no_workers.get(node_id, (0, 0.0))[0] + 1, MOST_DOUBLED)
+        pause = math.inf if registration else 2**tries * self.settings.round_interval / 40
+        self._no_workers[node_id] = (tries, self.clock.monotonic() + pause)
+        return False
 
     def _done(self, number: int) -> set[str]:
         """Workers with a valid reward for a round. Each is read once; names of unknown nodes come last."""
         if self._submitted[0] != number:
             self._submitted = (number, set())
         done = self._submitted[1]
-        named = submitted(self.store, self.layout, number) - done - self._others
+        named = submitted(self.store, self.layout, number) - done
         known = self._some(named & self.workers)
-        for node_id in known + self._some(named - self.workers)[: MOST_ASKED - len(known)]:
+        for node_id in known + self._some(set(filter(self._may_look, named - self.workers)))[: MOST_ASKED - len(known)]:
             if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id, self.signatures):
                 done.add(node_id)
         return done

@@ -1,7 +1,7 @@
-"""Start Python programs of our own in other processes, and look after them.
+"""Start our own Python programs in other processes, and look after them.
 
-Output goes to a file, never through a pipe: a pipe that nobody drains stops a child, and one whose reader died kills it. A child
-knows the process id of the one that started it, so that it can stop by itself when that is gone (see `stopping.py`).
+Output goes to a file, never through a pipe: a pipe that nobody drains blocks a child, and one whose reader died kills it. A child
+knows the process id of its parent, and stops by itself when the parent is gone (see `stopping.py`).
 """
 
 import os
@@ -14,13 +14,13 @@ from pathlib import Path
 from rl_swarm.processes.stopping import LAUNCHER
 from rl_swarm.text import visible
 
-LAST_BYTES = 4096  # of a console, which may be large, that are looked at for its last line
+LAST_BYTES = 4096  # of a console, which may be large, that are searched for its last line
 
 _ROOT = str(Path(__file__).parents[2])
 
 
 def python(program: str, *arguments: str) -> list[str]:
-    """The command that runs a program, with this package within reach.
+    """Return the command that runs a program which can import this package.
 
     It imports nothing from the current folder, which Python puts first on its path: strangers may be able to write there.
     """
@@ -29,7 +29,7 @@ def python(program: str, *arguments: str) -> list[str]:
 
 
 class Child:
-    """A program that may be started more than once, and the process in which it runs now, if it does."""
+    """A program that may be started more than once, and its current process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], console: Path) -> None:
         self.command, self.environment, self.console = command, environment, console
@@ -39,7 +39,7 @@ class Child:
     def start(self) -> None:
         self.asked = False
         with self.console.open("ab") as output:
-            # A session of its own: Ctrl-C reaches its parent alone, which passes it on once.
+            # A session of its own: Ctrl-C reaches only the parent, which passes it on once.
             self.process = subprocess.Popen(
                 self.command,
                 env={**self.environment, LAUNCHER: str(os.getpid())},
@@ -55,11 +55,11 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it runs, and before it was started."""
+        """The exit code; None while it runs, and before it was started."""
         return self.process.poll() if self.process else None
 
     def ask_to_stop(self) -> None:
-        """Once only: a second signal would end it before it has saved."""
+        """Send SIGTERM once: a second signal would end it before it has saved."""
         if self.process is not None and self.running and not self.asked:
             self.asked = True
             self.process.send_signal(signal.SIGTERM)

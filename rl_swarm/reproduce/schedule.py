@@ -15,7 +15,7 @@ import msgspec
 
 from rl_swarm.errors import SwarmError
 from rl_swarm.processes.children import Child, python
-from rl_swarm.processes.signals import on_signals
+from rl_swarm.processes.stopping import on_signals
 from rl_swarm.reproduce.plan import Cell
 from rl_swarm.reproduce.results import CellResult, load
 

@@ -17,8 +17,7 @@ from rl_swarm.errors import SwarmError
 from rl_swarm.identity import load_identity
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
 from rl_swarm.processes.children import Child, python
-from rl_swarm.processes.signals import on_signals
-from rl_swarm.processes.stopping import LAUNCHER_SECONDS
+from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
 from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
