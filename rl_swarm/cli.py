@@ -5,9 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,13 +19,12 @@ from rl_swarm.tools.options import Checked, decimal, output_file, output_folder,
 from rl_swarm.tools.presets import PRESETS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from rl_swarm.runs.validate import Finding
     from rl_swarm.store import Store
     from rl_swarm.swarm.layout import Layout
 
-F = TypeVar("F", bound=Callable[..., Any])
 Flags = dict[str, str | None]
 
 MOST_GPU_GB = 10_000.0  # far beyond any card
@@ -34,8 +32,35 @@ MOST_NODES = 10**6
 WORKERS = whole(1, 64)
 
 
+def _refuse_secret(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        why = "is no flag, since everybody on this machine can read command lines"
+        raise ConfigError(f"{parameter.opts[0]} {why}: set {SETTINGS[str(parameter.name)].variable} instead")
+
+
+FLAGS = [
+    click.Option(
+        [setting.flag, *(["--experiment"] if field_name == "experiment" else []), field_name],
+        help=f"{setting.meaning} [{setting.variable}]",
+        hidden=setting.secret,
+        expose_value=not setting.secret,
+        callback=_refuse_secret if setting.secret else None,
+    )
+    for field_name, setting in SETTINGS.items()
+]
+
+
+class Configurable(click.Command):
+    """A command with a flag for every setting, after its own options."""
+
+    def __init__(self, *, params: Sequence[click.Parameter], **attributes: Any) -> None:
+        super().__init__(params=[*params, *FLAGS], **attributes)
+
+
 class Commands(click.Group):
     """Print our own errors as one line, and exit with 2 for a wrong setting or argument, with 1 for any other error."""
+
+    command_class = Configurable
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
@@ -51,24 +76,6 @@ class Commands(click.Group):
             sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
-def _refuse_secret(variable: str, context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        flag = parameter.opts[0]
-        raise ConfigError(f"{flag} is no flag, since everybody on this machine can read command lines: set {variable} instead")
-
-
-def configurable(command: F) -> F:
-    """Give a command a flag for every setting. A flag for a secret only says where secrets belong."""
-    for field_name, setting in reversed(SETTINGS.items()):
-        if setting.secret:
-            refuse = partial(_refuse_secret, setting.variable)
-            command = click.option(setting.flag, expose_value=False, hidden=True, callback=refuse)(command)
-        else:
-            names = [setting.flag, "--experiment"] if field_name == "experiment" else [setting.flag]
-            command = click.option(*names, field_name, help=f"{setting.meaning} [{setting.variable}]")(command)
-    return command
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
@@ -79,7 +86,6 @@ def main() -> None:
 
 
 @main.command()
-@configurable
 @json_option
 def config(as_json: bool, **flags: str | None) -> None:
     """Print every setting with its value, source and meaning."""
@@ -97,21 +103,18 @@ def config(as_json: bool, **flags: str | None) -> None:
 
 
 @main.command()
-@configurable
 def coordinate(**flags: str | None) -> None:
     """Announce rounds for an experiment. Loads no model."""
     _run_node(flags | {"role": "coordinator"})
 
 
 @main.command()
-@configurable
 def work(**flags: str | None) -> None:
     """Train a model as one worker of an experiment."""
     _run_node(flags | {"role": "worker"})
 
 
 @main.command()
-@configurable
 def node(**flags: str | None) -> None:
     """Coordinate or work, as NODE_ROLE says."""
     _run_node(flags)
@@ -136,7 +139,6 @@ def _run_node(flags: Flags) -> None:
 
 @main.command()
 @click.argument("address", metavar="STORE/EXPERIMENT[#KEY]")
-@configurable
 def join(address: str, **flags: str | None) -> None:
     """Join an experiment as a worker, with its settings: a newcomer needs one string only.
 
@@ -164,7 +166,6 @@ def join(address: str, **flags: str | None) -> None:
 
 
 @main.command()
-@configurable
 @json_option
 @click.option("--watch", "watching", is_flag=True, help="keep showing it until Ctrl-C")
 def status(as_json: bool, watching: bool, **flags: str | None) -> None:
@@ -194,26 +195,23 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
 
 
 @main.command()
-@configurable
 @click.option("--seconds", type=decimal(1, MOST_SECONDS), default=120.0, help="how long to look")
 @json_option
 def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     """Find the tasks and difficulty levels that this model can learn from, and the TASKS value to use."""
-    from rich.console import Console
-
     from rl_swarm.clock import SystemClock
     from rl_swarm.tasks import parse_tasks, warm_up
 
-    loaded, clock = _load(flags), SystemClock()
+    loaded = _load(flags)
     named = parse_tasks(loaded.tasks)
-    click.echo(f"loading {loaded.model}", err=True)
+    click.echo(f"loading {loaded.model}, then asking it for {seconds:g} s", err=True)
     warm_up()
     from rl_swarm.node.learner import load_policy
-    from rl_swarm.tools.probe import Probe, progress_line
+    from rl_swarm.tools.probe import Probe
 
-    look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=clock)
-    with progress_line(Console(stderr=True), clock) as watch:
-        found = look.run(seconds, watch)
+    look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=SystemClock())
+    with _console(stderr=True).status("") as status:
+        found = look.run(seconds, status.update)
     _print(as_json, found.as_dict(), lambda: found.view)
 
 
@@ -221,7 +219,6 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 @click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
 @click.option("--preset", type=Checked(configuration.choice(*PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
-@configurable
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine until the last round or Ctrl-C. Start it again to go on."""
     from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
@@ -241,28 +238,22 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
 
 @main.command()
 @click.option("--workers", type=WORKERS, default=4, help="workers on this machine")
-@configurable
 def demo(workers: int, **flags: str | None) -> None:
     """Train small models together on this machine, shown live, and report what they learnt. A few minutes on two cores."""
-    from rich.console import Console
-
     from rl_swarm.tools.demo import run_demo
 
-    run_demo(os.environ, flags, workers, sys.argv[0], Console())
+    run_demo(os.environ, flags, workers, sys.argv[0], _console())
 
 
 @main.command()
-@configurable
 @click.option("--workers", type=WORKERS, default=1, help="workers that this machine is to run")
 @json_option
 def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
     """Check this machine, its libraries, the store and the experiment, and say what to do. Exit 1 if something is wrong."""
-    from rich.console import Console
-
     from rl_swarm.runs.validate import results
     from rl_swarm.tools.doctor import examine
 
-    with Console(stderr=True).status("checking this machine and the store"):
+    with _console(stderr=True).status("checking this machine and the store"):
         findings = examine(os.environ, flags, workers=workers)
     _print_findings(findings, as_json, results(flags["experiment"] or os.environ.get("EXPERIMENT_NAME", ""), findings))
 
@@ -273,7 +264,6 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
 @click.option("--prompt-tokens", type=whole(1, MOST_TOKENS), help="longest prompt [as long as the TASKS make them]")
 @click.option("--gpu-gb", type=decimal(1, MOST_GPU_GB), help="assume a GPU of this size, not this machine")
 @json_option
-@configurable
 def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:
     """Estimate the memory that workers with MODEL need, part by part, against this machine. Exit 1 if they cannot fit."""
     from rl_swarm.tools.memory import assess, assumed_gpu
@@ -284,7 +274,6 @@ def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | N
 
 
 @main.command()
-@configurable
 @click.option("--rounds", type=whole(1, MOST_ROUNDS), help="rounds that must be there [as many as were done]")
 @click.option("--nodes", type=whole(0, MOST_NODES), help="registered nodes, the coordinator included")
 @click.option("--transplants", type=whole(0, MOST_EXTERNAL), help="J that was asked for")
@@ -304,15 +293,12 @@ def validate(rounds: int | None, nodes: int | None, transplants: int | None, out
 
 @main.command()
 @click.argument("question")
-@configurable
 @json_option
 def ask(question: str, as_json: bool, **flags: str | None) -> None:
     """Answer QUESTION with the base model and with the trained one, side by side.
 
     Without --node-id, the node on this machine that has trained the most rounds answers.
     """
-    from rich.console import Console
-
     from rl_swarm.tools.ask import ask as answer
     from rl_swarm.tools.ask import show
 
@@ -321,12 +307,11 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
     if as_json:
         click.echo(json.dumps(asdict(answers), indent=1))
     else:
-        show(answers, Console())
+        show(answers, _console())
 
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@configurable
 def export(folder: Path, **flags: str | None) -> None:
     """Write the trained model to FOLDER, as transformers loads it.
 
@@ -351,16 +336,13 @@ def export(folder: Path, **flags: str | None) -> None:
 @click.option("--pilot", is_flag=True, help="run the pilot seeds, and print the horizon and the best split by the rule")
 @click.option("--parallel", type=whole(1, 1024), help="runs at a time [cores; 1 on a GPU]")
 @click.option("--output", type=Checked(output_folder, "folder"), default="reproduce-results", help="where all of it goes")
-@configurable
 def reproduce(**given: Any) -> None:
     """Run the paper's table as real swarms on this machine, and say whether sharing helps, how much, and at what cost."""
-    from rich.console import Console
-
     from rl_swarm.reproduce.command import Wanted, as_typed
     from rl_swarm.reproduce.command import reproduce as run
 
     wanted = Wanted(**{field.name: given.pop(field.name) for field in fields(Wanted)})
-    if not run(wanted, os.environ, given, as_typed(sys.argv[1:]), Console()):
+    if not run(wanted, os.environ, given, as_typed(sys.argv[1:]), _console()):
         sys.exit(130)
 
 
@@ -368,17 +350,14 @@ def reproduce(**given: Any) -> None:
 @click.argument("experiments", type=Checked(configuration.name, "name"), nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--best", help="the split that is tested first [the sharing one with most own rollouts]")
 @click.option("--output", type=Checked(output_folder, "folder"), default="analysis", help="where the report goes")
-@configurable
 def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flags: str | None) -> None:
     """Compare experiments that were run elsewhere, as 'reproduce' does with its own. Runs of one split are paired in order."""
-    from rich.console import Console
-
     from rl_swarm.reproduce.command import analyze as run
     from rl_swarm.reproduce.command import as_typed
 
     loaded = load(os.environ, flags)
     configuration.require(loaded, "store")
-    run(loaded, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), Console())
+    run(loaded, list(experiments), best, outside(output, loaded.store_url), as_typed(sys.argv[1:]), _console())
 
 
 def _warn(warnings: Sequence[str]) -> None:
@@ -408,13 +387,17 @@ def _open(flags: Flags) -> "tuple[Config, Store, Layout]":
     return loaded, open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
 
 
+def _console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
 def _print(as_json: bool, document: Any, view: "Callable[[], RenderableType]") -> None:
     if as_json:
         click.echo(json.dumps(document, indent=1))
         return
-    from rich.console import Console
-
-    Console().print(view(), crop=False)
+    _console().print(view(), crop=False)
 
 
 def _print_findings(findings: "list[Finding]", as_json: bool, document: Any) -> None:

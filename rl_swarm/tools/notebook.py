@@ -1,4 +1,4 @@
-"""What notebook cells call: run a command with live output, make an experiment, read what is there."""
+"""Functions for notebook cells: run a command with live output, make an experiment, read and compare runs."""
 
 import json
 import os
@@ -14,14 +14,14 @@ import msgspec
 from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.runs import progress
-from rl_swarm.store import open_store
+from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tasks import tasks_version
 
 
 def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Run a command, show its output line by line, return its exit code. Interrupting the cell asks the command to stop."""
+    """Run a command, show its output line by line and return its exit code. Interrupting the cell asks the command to stop."""
     process = subprocess.Popen(
         list(command),
         cwd=cwd,
@@ -30,7 +30,7 @@ def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Ma
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # the interrupt reaches the command once, from here
+        start_new_session=True,  # an interrupt reaches the command only once, from here
     )
     assert process.stdout is not None
     with process.stdout:
@@ -45,7 +45,7 @@ def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Ma
 
 
 def init_experiment(gdrive_base_path: str, experiment_name: str, config_overrides: Mapping[str, Any] | None = None) -> str:
-    """Publish an experiment's settings, keyed by variable, unless it exists: a live one is never rewound. Return its folder."""
+    """Publish an experiment's settings, keyed by variable, and return its folder. An experiment that exists is not changed."""
     environment = {str(name): str(value) for name, value in (config_overrides or {}).items()}
     config = configuration.load({**environment, "GDRIVE_PATH": gdrive_base_path, "EXPERIMENT_NAME": experiment_name})
     store, layout = open_store(config.store_url), Layout(config.experiment_name)
@@ -55,7 +55,7 @@ def init_experiment(gdrive_base_path: str, experiment_name: str, config_override
 
 
 def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:
-    """Name, path, round and number of registered nodes of every experiment."""
+    """Return name, path, status, round and number of nodes of every experiment."""
     return [
         {
             "name": status.experiment,
@@ -69,33 +69,40 @@ def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:
 
 
 def get_experiment_status(gdrive_base_path: str, experiment_name: str) -> dict[str, Any]:
-    """What `rl-swarm status --json` prints."""
-    return progress.experiment_status(open_store(gdrive_base_path, writable=False), Layout(experiment_name)).as_dict()
+    """Return what `rl-swarm status --json` prints."""
+    return progress.experiment_status(*_open(gdrive_base_path, experiment_name)).as_dict()
 
 
 def get_experiment_metrics(gdrive_base_path: str, experiment_name: str) -> list[dict[str, Any]]:
-    """The metrics of all nodes, a row for each node and round; `pandas.DataFrame` takes it as it is."""
-    store, layout = open_store(gdrive_base_path, writable=False), Layout(experiment_name)
-    status = progress.experiment_status(store, layout)
-    return [msgspec.to_builtins(row) for node in status.nodes for row in progress.records(store, layout, node.node_id)]
+    """Return a row for each node and round, as `pandas.DataFrame` takes it."""
+    store, layout = _open(gdrive_base_path, experiment_name)
+    nodes = progress.experiment_status(store, layout).nodes
+    return [msgspec.to_builtins(row) for node in nodes for row in progress.records(store, layout, node.node_id)]
+
+
+def get_experiment_progress(gdrive_path: str, experiment_name: str) -> dict[str, dict[str, Any]]:
+    """Return the newest progress line of every node, by node."""
+    store, layout = _open(gdrive_path, experiment_name)
+    nodes = progress.experiment_status(store, layout).nodes
+    newest = {node.node_id: progress.last_rows(store, layout.progress(node.node_id)) for node in nodes}
+    return {node_id: rows[-1] for node_id, rows in newest.items() if rows}
 
 
 def compare_experiments(gdrive_base_path: str, experiment_names: Sequence[str]) -> list[dict[str, Any]]:
-    """Mean own reward of every round of several experiments, and over how many nodes it was taken."""
-    compared = []
+    """Return the mean own reward of every round of several experiments, and the number of nodes behind it."""
+    rewards: dict[tuple[str, int], list[float]] = {}
     for name in experiment_names:
-        rewards: dict[int, list[float]] = {}
-        for row in get_experiment_metrics(gdrive_base_path, name):
-            rewards.setdefault(row["round"], []).append(row["reward"])
-        compared += [
-            {"experiment": name, "round": n, "reward": fmean(all_), "nodes": len(all_)} for n, all_ in sorted(rewards.items())
-        ]
-    return compared
+        for row in sorted(get_experiment_metrics(gdrive_base_path, name), key=lambda row: row["round"]):
+            rewards.setdefault((name, row["round"]), []).append(row["reward"])
+    return [
+        {"experiment": name, "round": number, "reward": fmean(found), "nodes": len(found)}
+        for (name, number), found in rewards.items()
+    ]
 
 
 def export_experiment_summary(gdrive_base_path: str, experiment_name: str, output_path: str | None = None) -> dict[str, Any]:
-    """Status, settings and rewards of an experiment, also written as JSON: by default into the experiment's own folder."""
-    store, layout = open_store(gdrive_base_path, writable=False), Layout(experiment_name)
+    """Return an experiment's status, settings and rewards, and write them as JSON, by default into the experiment's folder."""
+    store, layout = _open(gdrive_base_path, experiment_name)
     published = experiments.read(store, layout)
     summary = {
         "experiment_name": experiment_name,
@@ -112,9 +119,5 @@ def export_experiment_summary(gdrive_base_path: str, experiment_name: str, outpu
     return summary
 
 
-def get_experiment_progress(gdrive_path: str, experiment_name: str) -> dict[str, dict[str, Any]]:
-    """The newest progress line of every node, by node."""
-    store, layout = open_store(gdrive_path, writable=False), Layout(experiment_name)
-    status = progress.experiment_status(store, layout)
-    newest = {node.node_id: progress.last_rows(store, layout.progress(node.node_id)) for node in status.nodes}
-    return {node_id: rows[-1] for node_id, rows in newest.items() if rows}
+def _open(place: str, experiment_name: str) -> tuple[Store, Layout]:
+    return open_store(place, writable=False), Layout(experiment_name)

@@ -6,15 +6,14 @@ too long for the model, and says why. The seed decides which questions are asked
 
 import math
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -35,9 +34,6 @@ CONFIDENCE = 2.0  # standard deviations: nineteen times in twenty the true share
 RARE = 0.05  # a share of informative rollouts below which learning is slow
 MOST_ENTRIES, MOST_LEVELS = 8, 2  # of the TASKS value: in all, and of one task
 TRIES = 8  # at a new question of a level
-PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
-
-Watch = Callable[[str, float], None]  # what is being done, and when by the clock the probe ends
 
 
 @dataclass(frozen=True)
@@ -243,13 +239,15 @@ class Probe:
         self._tallies = {key: Tally() for key in self._specs}
         self._skipped: dict[str, str] = {}
 
-    def run(self, seconds: float, watch: Watch = lambda doing, ends: None) -> ProbeResult:
-        """Ask for so many seconds, or until everything is decided. Ctrl-C ends it early."""
+    def run(self, seconds: float, show: Callable[[Text], None] = lambda line: None) -> ProbeResult:
+        """Ask for so many seconds, or until everything is decided. Ctrl-C ends it early. `show` gets a line about each batch."""
         began = self._clock.monotonic()
         ends = began + seconds
         try:
             while (batch := next_batch(self._tallies, ends - self._clock.monotonic())) is not None:
-                watch(self._progress(batch[0]), ends)
+                seen = sum(tally.questions > 0 for tally in self._tallies.values())
+                left = ends - self._clock.monotonic()
+                show(Text(f"{left:.0f} s left, {seen} of {len(self._tallies)} levels seen, now {batch[0]}"))
                 self._look(*batch)
         except KeyboardInterrupt:
             pass
@@ -257,10 +255,10 @@ class Probe:
             self._families.clear()  # ends their helpers
         if not self._tallies:
             raise ConfigError(f"none of the TASKS can be used ({next(iter(self._skipped.values()))}): name others")
-        seen = [(self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions]
+        found = ranked((self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions)
         unseen = tuple(key for key, tally in self._tallies.items() if not tally.questions)
         taken = self._clock.monotonic() - began
-        return ProbeResult(self._policy.name, self._group_size, taken, tuple(ranked(seen)), self._skipped, unseen)
+        return ProbeResult(self._policy.name, self._group_size, taken, tuple(found), self._skipped, unseen)
 
     def _look(self, key: str, count: int) -> None:
         try:
@@ -299,11 +297,6 @@ class Probe:
         known.add(question.text_id)
         return question
 
-    def _progress(self, key: str) -> str:
-        seen = [tally for tally in self._tallies.values() if tally.questions]
-        found = sum(tally.informative > 0 for tally in seen)
-        return f"{len(seen)} of {len(self._tallies)} levels seen, {found} with informative rollouts, now {key}"
-
 
 def tally_of(rollout: Rollout) -> Tally:
     done = rollout.completions
@@ -331,23 +324,3 @@ def choose(seen: Sequence[tuple[TaskSpec, Tally]]) -> list[TaskSpec]:
         if good and sum(other.name == spec.name for other in chosen) < MOST_LEVELS:
             chosen.append(spec)
     return chosen[:MOST_ENTRIES]
-
-
-@contextmanager
-def progress_line(console: Console, clock: Clock) -> Iterator[Watch]:
-    """Show progress and the time left in one live line of a terminal; elsewhere print a line from time to time."""
-    printed = -math.inf
-
-    def watch(doing: str, ends: float) -> None:
-        nonlocal printed
-        now = clock.monotonic()
-        line = Text(f"{max(0.0, ends - now):.0f} s left: {doing}")
-        if console.is_terminal:
-            line.truncate(console.width - 3, overflow="ellipsis")  # beside the spinner
-            status.update(line)
-        elif now - printed >= PLAIN_SECONDS:
-            printed = now
-            console.print(line, soft_wrap=True)
-
-    with console.status("") as status:
-        yield watch

@@ -44,7 +44,7 @@ def swarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalSwarm:
     return LocalSwarm(tmp_path, MAX_ROUNDS=10, COORDINATOR_ROUND_INTERVAL=4, NUM_TRAIN_SAMPLES=2, CHECKPOINT_INTERVAL=2)
 
 
-@pytest.mark.parametrize("victim", ["coordinator_0", "worker_1"])
+@pytest.mark.parametrize("victim", [pytest.param("coordinator_0", marks=pytest.mark.slow), "worker_1"])
 def test_killing_any_one_node_does_not_stop_the_run(swarm: LocalSwarm, tmp_path: Path, victim: str) -> None:
     said: list[str] = []
     launcher = make(swarm, tmp_path, said)
@@ -222,8 +222,6 @@ def test_nodes_whose_launcher_was_killed_stop_by_themselves_and_save(swarm: Loca
             saved = json.loads((launcher.folders[name] / "checkpoints" / "checkpoint.json").read_text())
             assert saved[0] == rows[-1]["round"] + 1, "the last round is saved, though no checkpoint was due"
             assert "is gone: stopping" in (swarm.folder / swarm.layout.log(name, "stdout.log")).read_text()
-        out, _ = launcher.start(MAX_ROUNDS="10").communicate(timeout=60)
-        assert "swarm complete" in out
     finally:
         launcher.close()
 
@@ -232,6 +230,7 @@ def test_the_next_start_waits_for_nodes_that_are_still_stopping(swarm: LocalSwar
     launcher = KilledLauncher(swarm, MAX_ROUNDS="1000", STANDIN_STOP_SECONDS="3")
     try:
         swarm.wait_for_round(1)
+        wait_for(lambda: launcher.holders().keys() == NAMES.keys())
         before = launcher.holders()
         launcher.kill()
         out, _ = launcher.start(MAX_ROUNDS="8").communicate(timeout=60)
@@ -280,7 +279,9 @@ def test_a_node_that_crashes_again_and_again_is_a_clear_failure(
     swarm: LocalSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "FIRST_PAUSE_SECONDS", 0.01)
-    launcher = make(swarm, tmp_path, [], STANDIN_SECONDS="-1")
+    launcher = make(swarm, tmp_path, [])
+    for node in launcher.nodes[1:]:
+        node.command = ["/bin/sh", "-c", "echo ValueError: no; exit 1"]
     with pytest.raises(NodeFailed, match=r"worker_\d ended with code 1 after 3 restarts: ValueError"):
         launcher.run()
     assert all(node.process is None or node.process.poll() is not None for node in launcher.nodes), "a node was left running"
