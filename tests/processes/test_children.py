@@ -27,7 +27,7 @@ def test_every_process_is_started_that_way() -> None:
 def test_a_child_is_asked_once_and_says_how_it_ended(tmp_path: Path) -> None:
     asked = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print('here', flush=True)"
     child = Child(
-        python(f"{asked}; time.sleep(1); time.sleep(1); print('last words'); sys.exit(3)"), os.environ, tmp_path / "console"
+        python(f"{asked}; time.sleep(0.3); time.sleep(0.3); print('last words'); sys.exit(3)"), os.environ, tmp_path / "console"
     )
     assert child.last_line() == "it said nothing" and child.code is None and not child.running
     child.start()

@@ -51,7 +51,7 @@ from tests.support.rows import metrics
 from tests.support.standins import TASKS_VERSION, StandInTasks
 from tests.support.tiny_models import policy
 
-FAST, SLOW = 2_000, 100_000
+FAST, SLOW = 500, 100_000
 CLOCK: Clock = VirtualClock()
 
 
@@ -187,9 +187,9 @@ def test_no_reader_of_documents_raises_anything_but_our_own_errors_at_length(tmp
 def test_a_damaged_spool_is_set_aside(tmp_path: Path) -> None:
     fuzzer = Fuzzer(6)
     became: Counter[str] = Counter()
-    for _ in range(300):
+    for _ in range(100):
         became += publish_spool(Input(SPOOLED, fuzzer.damage(LOCAL[SPOOLED]), MemoryStore(clock=CLOCK), tmp_path))
-    assert became["published"] + became["spool_damaged"] == 300 and min(became["published"], became["spool_damaged"]) > 10
+    assert became["published"] + became["spool_damaged"] == 100 and min(became["published"], became["spool_damaged"]) > 10
 
 
 def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path) -> None:
@@ -205,7 +205,8 @@ def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path)
         Checkpoints(tmp_path).restore(lambda number, node_state, trainer_state: None)
 
 
-def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_our_own_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_our_own_error(tmp_path: Path, count: int) -> None:
     """The archive is whole and its checksum right; what its pickle says of the tensors is not."""
     trainer = Trainer(policy(), 1e-3)
     trainer.update(scored(policy()))
@@ -213,14 +214,14 @@ def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_o
     with zipfile.ZipFile(path) as archive:
         members = {name.removeprefix("archive/"): archive.read(name) for name in archive.namelist()}
     fuzzer, refused = Fuzzer(8), 0
-    for _ in range(300):
+    for _ in range(count):
         with path.open("wb") as file:
             write_archive(file, members | {"data.pkl": fuzzer._flip(members["data.pkl"])})
         try:
             refused += Checkpoints(tmp_path).restore(lambda number, node, state: trainer.restore(state)) is None
         except OtherModel:
             refused += 1
-    assert refused > 150
+    assert refused > count / 2
 
 
 def test_no_name_in_a_folder_confuses_its_readers() -> None:
@@ -237,7 +238,7 @@ def test_no_name_in_a_folder_confuses_its_readers() -> None:
         "w1.pt",
         "w1 (1).pt",
     ]
-    for _ in range(2_000):
+    for _ in range(500):
         damaged = fuzzer._flip(fuzzer.chance.choice(names).encode()).decode("utf-8", "replace")
         listed = fuzzer.chance.choices([*names, damaged], k=3)
         store = MemoryStore(

@@ -1,6 +1,7 @@
 """Reading journals that anybody may have written: bounded, in linear time, and never ended by a row."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -126,11 +127,18 @@ ROWS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run of two rounds."""
+    folder = tmp_path_factory.mktemp("run")
+    SampleRun(FolderStore(folder, VirtualClock(), local=True), tmp_path_factory.mktemp("local")).play(2)
+    return folder
+
+
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_no_row_of_a_stranger_ends_a_reader(row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "store").mkdir()
+def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path: Path) -> None:
+    shutil.copytree(two_rounds, tmp_path / "store")
     store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
-    SampleRun(store, tmp_path / "local").play(2)
     for key in (KEY, LAYOUT.log("w1", "training_events.jsonl"), LAYOUT.progress("w1")):
         with (store.root / key).open("ab") as file:
             file.write(row.encode("utf-8", "backslashreplace") + b"\n")

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,17 @@ from tests.support.sample_run import LAYOUT, SampleRun
 METRICS = LAYOUT.log("w1", "metrics.jsonl")
 
 
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A run of six rounds."""
+    data: dict[str, bytes] = {}
+    SampleRun(MemoryStore(clock=VirtualClock(), data=data), tmp_path_factory.mktemp("local")).play(6)
+    return data
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> MemoryStore:
-    store = MemoryStore(clock=VirtualClock())
-    SampleRun(store, tmp_path).play(6)
-    return store
+def store(documents: dict[str, bytes]) -> MemoryStore:
+    return MemoryStore(clock=VirtualClock(), data=dict(documents))
 
 
 def details(findings: list[Finding], check: str) -> list[str]:
