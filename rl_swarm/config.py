@@ -313,7 +313,7 @@ def model_folder(name: str) -> Path:
 
 
 def read(variable: str, parse: Parser[T], raw: str, hidden: bool = False) -> T:
-    """Parse what somebody typed; raise ConfigError with the variable or flag, the value unless it is hidden, and the remedy."""
+    """Parse a typed value; raise ConfigError with the variable or flag, the value unless it is hidden, and the remedy."""
     try:
         if not is_text(raw):
             raise ValueError("is not valid UTF-8: type it again")

@@ -34,7 +34,7 @@ class Question:
 
     @property
     def text_id(self) -> str:
-        """Identity of a question: the hash of its text, since different seeds and indices can yield the same text."""
+        """Identity of a question: the hash of its text, because different seeds and indices can yield the same text."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""What must stay on a machine stays there: tokens and keys reach no store, log, report or process list; and nobody listens."""
+"""Secrets stay on their machine: tokens and keys reach no store, log, report or process list, and no process listens."""
 
 import os
 import subprocess

@@ -166,7 +166,7 @@ class Bench:
         return item
 
     def judge(self, number: int, seed: int, index: int, answer: str) -> Verdict:
-        """Score one answer by the task's own verifier, less what that verifier pays for nonsense."""
+        """Score one answer by the task's own verifier; a score that nonsense would get counts as 0."""
         source, item = self._sources[number], self.item(number, seed, index)
         key = item.answer
         if key is not None and answer == key.strip():

@@ -257,7 +257,7 @@ class _Child:
         self._poll.modify(self._requests, select.POLLOUT if self._unsent else 0)
 
     def _read(self) -> None:
-        """Read what has come; raise Gone only at the end of the replies, or if one is too long."""
+        """Read without waiting; raise Gone at the end of the replies, or if one is too long."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._done, 1 << 10)
         with contextlib.suppress(BlockingIOError):

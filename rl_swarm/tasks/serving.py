@@ -150,7 +150,7 @@ def _die_after(seconds: float) -> None:
 
 
 def _limit_memory() -> Callable[[], bool]:
-    """Limit what this process may allocate beyond what it has now; return a function that says whether it keeps too much.
+    """Limit this process's further allocations; return a function that says whether it keeps too much.
 
     RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count libraries and reserved address space, which differ
     between machines by more than the limit. Only Linux enforces it for all allocations.

@@ -22,7 +22,7 @@ Family = Callable[[str, random.Random, Path], Iterator[str]]
 
 
 def hostile_answers(key: str, seed: int, count: int, folder: Path) -> list[str]:
-    """So many distinct answers to a question whose right answer is `key`; families take turns, so a few are of every kind.
+    """Make `count` distinct answers to a question whose right answer is `key`; families take turns, so a few answers cover all.
 
     `folder` is where code among the answers would write. The same arguments give the same answers."""
     streams = [family(key, generator("hostile", seed, family.__name__), folder) for family in FAMILIES]
@@ -36,7 +36,7 @@ def hostile_answers(key: str, seed: int, count: int, folder: Path) -> list[str]:
 
 
 def _forever(fixed: list[str], rng: random.Random, more: Callable[[], str]) -> Iterator[str]:
-    """The fixed ones in an order drawn from the seed, then others without end."""
+    """Yield the fixed answers in an order drawn from the seed, then others without end."""
     rng.shuffle(fixed)
     yield from fixed
     while True:
@@ -117,7 +117,7 @@ def code(key: str, rng: random.Random, folder: Path) -> Iterator[str]:
 
 
 def shells_and_formats(key: str, rng: random.Random, folder: Path) -> Iterator[str]:
-    """What other interpreters would obey: shells, templates, format strings, YAML, XML, paths."""
+    """Code for other interpreters: shells, templates, format strings, YAML, XML, paths."""
     file = folder / CANARY_FILE
     # fmt: off
     fixed = [
@@ -317,7 +317,7 @@ def characters(key: str, rng: random.Random, folder: Path) -> Iterator[str]:
 
 
 def damaged(key: str, rng: random.Random, folder: Path) -> Iterator[str]:
-    """The right answer made larger, longer or nearly right: what a verifier has already begun to understand."""
+    """The right answer made larger, longer or nearly right, to get past the first checks of a verifier."""
 
     def larger_numbers(match: re.Match[str]) -> str:
         return match[0] + rng.choice(["", "e9999999", "**9**9", "0" * 30, "99999999", "." + "9" * 30, "/0"])

@@ -238,7 +238,7 @@ def test_making_the_question_counts(tmp_path: Path) -> None:
 
 
 def run_script(tmp_path: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script in a folder of its own, since Python puts that first on its path, run in `tmp_path`."""
+    """Run a script in `tmp_path`. The script has its own folder, because Python puts that folder first on its path."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "script.py").write_text(textwrap.dedent(script))
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
@@ -247,7 +247,7 @@ def run_script(tmp_path: Path, script: str, **environment: str) -> subprocess.Co
 
 
 def test_the_node_imports_neither_reasoning_gym_nor_anything_in_the_current_folder(tmp_path: Path) -> None:
-    """That folder may be the shared one: whoever can write there could have code run."""
+    """That folder may be the shared one, where strangers can write."""
     for name in ("random", "decimal", "reasoning_gym", "sympy", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("open('trace', 'w')")
     script = """
@@ -378,7 +378,7 @@ SHORT_DEADLINE = "from rl_swarm.tasks import serving\nserving.JUDGE_SECONDS = 0.
 
 @pytest.fixture
 def waiting(tmp_path: Path, actor_file: Path, request: pytest.FixtureRequest) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A process that waits for a verifier which hangs, and the helper in which it does. The parameter is run by the loader."""
+    """A process that waits for a hanging verifier, and the helper's process id. The loader executes the parameter."""
     (tmp_path / "waiting.py").write_text(textwrap.dedent(WAITING.format(file=str(actor_file))))
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "reasoning_gym.py").write_text(getattr(request, "param", "") + NO_GYM)

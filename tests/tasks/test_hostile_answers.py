@@ -1,4 +1,4 @@
-"""Hostile answers for the tasks of reasoning-gym, a few each; `make hostile` scores hundreds. And: the net has no holes."""
+"""Hostile answers for the tasks of reasoning-gym, a few each; `make hostile` scores hundreds. Also tests the watch itself."""
 
 import contextlib
 import json

@@ -432,7 +432,7 @@ class TestStream:
         assert _common_divisors(a, b) == original["find_common_divisors"](a, b)
 
     def test_the_slowest_known_question_is_quick(self) -> None:
-        """Upstream tries every number up to the root of one of 24 digits here: a day."""
+        """Upstream tries every number up to the root of a 24-digit number here, which takes a day."""
         assert _common_divisors(999_999_999_989**2, 0) == [1, 999_999_999_989**2, 999_999_999_989]
         assert _common_divisors(12, 18) == [1, 6, 2, 3]
         assert _common_divisors(0, 0) == []
@@ -596,7 +596,7 @@ class TestScore:
 
 class TestGates:
     def test_which_verifiers_execute_answers(self) -> None:
-        """The search through the code must find those that were found by reading it."""
+        """The search through the code finds the same verifiers as reading it did."""
         from reasoning_gym.factory import DATASETS
 
         gates = {name: gate_for(name, pair[0]) for name, pair in DATASETS.items()}
@@ -702,7 +702,7 @@ class TestGates:
 
     @pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.slow)])
     def test_right_answers_pass(self, count: int) -> None:
-        """What no key is for, the question's metadata has an example of; rush_hour has neither."""
+        """A question without a key has an example in its metadata, except in rush_hour."""
         from reasoning_gym.factory import DATASETS
 
         for name, pair in sorted(DATASETS.items()):
