@@ -63,7 +63,7 @@ def check_archive(file: BinaryIO, comment_bytes: int) -> None:
         file.seek(begin)
         _check_pickle(file.read(end - begin))
     except (struct.error, ValueError, KeyError) as error:
-        raise CheckpointError(f"it is no archive as torch.save writes it ({type(error).__name__})") from error
+        raise CheckpointError(f"torch.save does not write such an archive ({type(error).__name__})") from error
 
 
 def _directory(file: BinaryIO, comment_bytes: int) -> tuple[int, bytes, int]:
@@ -76,7 +76,7 @@ def _directory(file: BinaryIO, comment_bytes: int) -> tuple[int, bytes, int]:
     mark_locator, _, place, _ = _LOCATOR.unpack(file.read(_LOCATOR.size))
     mark, _, _, _, _, _, _, comment = _END.unpack(file.read(_END.size))
     if (mark64, mark_locator, mark) != (b"PK\6\6", b"PK\6\7", b"PK\5\6") or place != end or comment != comment_bytes:
-        raise CheckpointError("its archive does not end as torch.save ends one")
+        raise CheckpointError("its archive does not end like one of torch.save")
     if here != count or start + directory_bytes != end or directory_bytes > MOST_STRUCTURE_BYTES:
         raise CheckpointError("the directory of its archive is too large, or not where it should be")
     file.seek(start)
@@ -121,7 +121,7 @@ def _places(file: BinaryIO, members: list[_Member], room: int) -> dict[str, tupl
         file.seek(header)
         mark, *_, name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
         if mark != b"PK\3\4" or file.read(name_bytes) != name.encode():
-            raise CheckpointError(f"its archive says two things about the member {name[:80]!r}")
+            raise CheckpointError(f"its archive contradicts itself about the member {name[:80]!r}")
         start = header + _LOCAL.size + name_bytes + extra_bytes
         last = start + size
         if last > room:

@@ -53,7 +53,7 @@ def read(path: Path, number: int, limit: int | None = None) -> tuple[State, Stat
     The values are not judged yet. The tensors lie in the file, which must not change until they are copied; it may be unlinked.
     """
     if limit is not None and (size := path.stat().st_size) > limit:
-        raise CheckpointError(f"{size} bytes, and a checkpoint of this model has at most {limit}")
+        raise CheckpointError(f"it has {size} bytes, and a checkpoint of this model at most {limit}")
     checksum(path)
     return _open(path, number)
 
@@ -206,10 +206,10 @@ class Checkpoints:
 
     def _move_aside(self, used: _Candidate) -> None:
         """Say that a checkpoint from elsewhere was used; move this disk's own to a new folder, where they are never pruned."""
-        going_on = f"going on from round {used.round} with the checkpoint of {used.place}"
+        resuming = f"resuming at round {used.round} from the checkpoint of {used.place}"
         own = saved_in(self._folder)
         if not own:
-            self._say(f"{going_on}: this disk has none")
+            self._say(f"{resuming}: this disk has none")
             return
         name = f"{self._folder.name}-before-{used.round}"
         names = itertools.chain([name], (f"{name}-{copy}" for copy in itertools.count(2)))
@@ -218,9 +218,8 @@ class Checkpoints:
         for _, path in own:
             path.replace(aside / path.name)
         self._say(
-            f"{going_on}, since this disk's own ends at round {own[0][0]}: the disk's own were moved to {aside} and stay there. To "
-            "go back to them, stop this node, delete its newer checkpoints in the store, and move these files back to "
-            f"{self._folder}"
+            f"{resuming}, since this disk's own end at round {own[0][0]}. They were moved to {aside} and stay there. To go back to "
+            f"them, stop this node, delete its newer checkpoints in the store, and move these files back to {self._folder}"
         )
 
     def _prune(self) -> None:

@@ -148,11 +148,12 @@ class _Upload:
         """The last line that the process wrote, or how it died; None while it runs."""
         if self.process.poll() is None:
             return None
-        lines = self._console.read_text("utf-8", "replace").strip().splitlines()
-        last = lines[-1] if lines else "it said nothing"
-        with contextlib.suppress(ValueError):
-            if isinstance(outcome := json.loads(last), dict):
-                return outcome
+        last = "it said nothing"
+        with contextlib.suppress(OSError, IndexError):  # somebody may have deleted the file
+            last = self._console.read_text("utf-8", "replace").strip().splitlines()[-1]
+        if self.process.returncode == 0 and last.startswith("{"):
+            outcome: dict[str, str] = json.loads(last)
+            return outcome
         return {"error": f"the upload ended with code {self.process.returncode}: {last}"}
 
     def kill(self) -> None:

@@ -315,7 +315,7 @@ def test_planted_checkpoints_are_refused_with_their_reasons_and_the_disks_own_is
             if machine == "machine":
                 assert len(said) == len(planted) and [path.name for path in home.local.iterdir()] == ["round_000010.pt"]
             else:
-                assert len(said) == len(planted) + 1 and "going on from round 10 with the checkpoint of the store" in said[-1]
+                assert len(said) == len(planted) + 1 and "resuming at round 10 from the checkpoint of the store" in said[-1]
     finally:
         home.close()
 

@@ -48,22 +48,19 @@ def choose_device(cpu_only: bool = False) -> str:
 
 
 def choose_dtype(device: str, wanted: str = "auto") -> "torch.dtype":
-    """The number format of the weights. Raise ModelError for an unknown name, or a format that the processor cannot compute with.
+    """The number format of the weights. Raise ModelError for a format that the processor cannot compute with.
 
     `auto` is bfloat16 on a CUDA device that computes with it, else float32. Any other format is first tried in another process on
     a CPU: some processors announce instructions that then kill the program.
     """
     import torch
 
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    native_bfloat16 = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
     if wanted == "auto":
-        return torch.bfloat16 if native_bfloat16 else torch.float32
-    if wanted not in known:
-        raise ModelError(f"DTYPE must be auto, {', '.join(known)}, got {wanted!r}")
+        native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
     if device == "cpu" and wanted != "float32" and (failure := probe_dtype(wanted)):
         raise ModelError(f"DTYPE={wanted} does not work on this CPU ({failure}): use float32")
-    return known[wanted]
+    return getattr(torch, wanted)
 
 
 @functools.cache

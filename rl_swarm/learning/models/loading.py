@@ -35,13 +35,7 @@ def trained_dtype(dtype: str, lora_rank: int) -> str:
 
 
 def load(
-    name: str,
-    *,
-    cpu_only: bool = False,
-    dtype: str = "auto",
-    lora_rank: int = 0,
-    token: str | None = None,
-    seed: int = 0,
+    name: str, *, cpu_only: bool = False, dtype: str = "auto", lora_rank: int = 0, token: str | None = None, seed: int = 0
 ) -> LoadedModel:
     """Load a model by its `MODEL_NAME`. Raise ModelError with the remedy if that fails.
 
