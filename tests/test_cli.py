@@ -16,6 +16,7 @@ from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import MOST_LOOKED_AT, Registration, register
+from rl_swarm.tools.launch import Launcher
 from tests.support.processes import LocalSwarm
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -140,6 +141,7 @@ WRONG_ARGUMENTS = [
     (("memory", "nano", "--gpu-gb", "nan"), "--gpu-gb must be a finite number, got 'nan'"),
     (("memory", "nano", "--prompt-tokens", "9" * 30), "--prompt-tokens must be at most 1,000,000, got"),
     (("probe", "--seconds", "inf"), "--seconds must be a finite number, got 'inf'"),
+    (("swarm", "--preset", "gpt3"), "--preset is not known, got 'gpt3': use gpt2-5 or gpt2-8 or qwen-4 or qwen-8"),
     (("swarm", "--workers", "65"), "--workers must be at most 64, got '65'"),
     (("config", "--max-new-tokens", "9" * 23), "MAX_NEW_TOKENS must be at most 1,000,000, got"),
     (("config", "--max-new-tokens", "9" * 5000), "MAX_NEW_TOKENS must be a whole number, got '999"),
@@ -158,6 +160,22 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(arguments: tuple[str, ...]
     assert done.returncode == 2, done.stderr
     assert says in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
     assert len(done.stderr) < 600
+
+
+def test_the_environment_wins_over_a_preset(call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[dict[str, str], int]] = []
+
+    def make_launcher(environment: dict[str, str], workers: int, **options: object) -> Launcher:
+        started.append((environment, workers))
+        return Launcher([])
+
+    monkeypatch.setattr("rl_swarm.tools.launch.make_launcher", make_launcher)
+    monkeypatch.setattr("rl_swarm.tools.memory.refuse_if_too_large", lambda *_: ["it is tight"])
+    done = call("swarm", "--preset", "gpt2-5", GDRIVE_PATH=str(tmp_path), HOME=str(tmp_path), MAX_ROUNDS="7")
+    [(environment, workers)] = started
+    assert (workers, environment["MAX_ROUNDS"], environment["NUM_TRAIN_SAMPLES"]) == (4, "7", "2")
+    assert "gpt2-5: MODEL_NAME=openai-community/gpt2" in done.stdout and done.stdout.endswith("swarm complete\n")
+    assert (done.returncode, done.stderr) == (0, "warning: it is tight\n")
 
 
 WRONG_PLACES = [

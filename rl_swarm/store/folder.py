@@ -83,11 +83,6 @@ class FolderStore(Store):
         """Make no folder from now on unless this key exists: an empty folder in the root's place is not our store."""
         self._landmark = key
 
-    def modified(self, key: str) -> float:
-        """When a key was last written, by the store's clock; for `doctor` only."""
-        with self._opened(key) as (folder, name):
-            return folder.modified(name)
-
     def unwritable(self, folder: str) -> str:
         """Why this user may not write to a folder ('' is the root); empty if it may, or if there is no such folder."""
         try:

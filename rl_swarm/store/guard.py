@@ -95,9 +95,6 @@ class Folder:
             return False
         return True
 
-    def modified(self, name: str) -> float:
-        return os.stat(name, dir_fd=self._handle, follow_symlinks=False).st_mtime
-
     def reading(self, name: str) -> BinaryIO:
         return os.fdopen(self._open(name, os.O_RDONLY), "rb")
 

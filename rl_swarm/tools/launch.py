@@ -39,7 +39,6 @@ class NodeProcess(Child):
         self.node_id = node_id
         self.restarts = 0
         self.started_at = self.restart_at = 0.0
-        self.done = False
         self._shown = 0  # bytes of the console
 
     def start(self) -> None:
@@ -93,7 +92,7 @@ class Launcher:
     def _tend(self, tick: Callable[[], None]) -> None:
         for node in self.nodes:
             node.start()
-        while not self.stopping and not all(node.done for node in self.nodes):
+        while not self.stopping and not all(node.code == 0 for node in self.nodes):
             for node in self.nodes:
                 self._look_after(node)
             self._show_consoles()
@@ -105,8 +104,7 @@ class Launcher:
             if time.monotonic() >= node.restart_at:
                 node.start()
             return
-        code = node.process.poll()
-        node.done = code == 0
+        code = node.code
         if not code:
             return
         if time.monotonic() - node.started_at >= FORGIVEN_SECONDS:
@@ -120,7 +118,7 @@ class Launcher:
         self._tell(f"{node.node_id} ended with code {code}: {node.last_line()}; starting it again in {pause:.0f} s")
 
     def _stop_all(self) -> None:
-        """Ask every node to stop, and wait as long as each may take to save and publish. Sometimes say which are missing."""
+        """Ask every node to stop, and wait as long as each may take to save and publish. Name those that are missing."""
         for node in self.nodes:
             node.ask_to_stop()
         began = last_word = time.monotonic()
