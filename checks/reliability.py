@@ -1,4 +1,4 @@
-"""Write docs/reliability.md: which faults were inflicted, how often, and what came of it.
+"""Write docs/reliability.md: which faults were injected, how often, and with what result.
 
     python -m checks.reliability                run the simulated seeds and the mutations, and write the page
     python -m checks.reliability --processes    write only the table of real processes anew
@@ -28,31 +28,31 @@ from tests.support.processes import ROOT
 PAGE = ROOT / "docs" / "reliability.md"
 RECORD = "RELIABILITY_RECORD"
 MEANINGS = {
-    "late": "a write is seen by others up to 40 s later",
-    "out_of_order": "a later write is seen before an earlier one",
+    "late": "others see a write up to 40 s later",
+    "out_of_order": "others see a later write before an earlier one",
     "twice": "a write appears as two files",
     "duplicate_name": "two writers make files of one name",
-    "list_lags": "a listing shows the past",
-    "list_omits": "a listing leaves names out",
+    "list_lags": "a listing is stale",
+    "list_omits": "a listing omits names",
     "list_repeats": "a listing repeats names, in any order",
     "read_short": "a read ends early",
-    "read_stale": "a read shows an older content",
-    "read_missing": "a key that is there is not found for a while",
-    "false_enoent": "a key that is there is not found once",
+    "read_stale": "a read returns older content",
+    "read_missing": "an existing key is not found for a while",
+    "false_enoent": "an existing key is not found once",
     "errno_5": "input/output error",
     "errno_107": "transport endpoint is not connected",
-    "dead_mount": "the mount is dead, up to 90 s, and returns",
-    "full_disk": "no space is left, up to 90 s",
-    "torn_write": "a write fails in the middle and half a file stays",
-    "lost_answer": "a write is done and reported as failed",
+    "dead_mount": "the mount is dead for up to 90 s",
+    "full_disk": "the disk is full for up to 90 s",
+    "torn_write": "a write fails half-way and leaves half a file",
+    "lost_answer": "a write succeeds but reports a failure",
 }
 NODE_FAULTS = {
     "late": "joins late",
     "kill": "killed, and started again with its spool and checkpoints",
     "gone": "killed for good (coordinators)",
-    "freeze": "stopped for longer than it counts as live, and continued",
+    "freeze": "frozen for longer than it counts as live, then continued",
     "stop": "asked to stop, and started again",
-    "crash": "meets a bug of our own, and is started again",
+    "crash": "crashes on a bug of ours, and is started again",
 }
 PROCESS_HEADING = "## Real processes"
 SOAK_HEADING = "## A long run"
@@ -104,29 +104,29 @@ def structure(seeds: Sequence[int]) -> list[str]:
 def page(seeds: Sequence[int], told: Counter[str], checks: Counter[str], caught: dict[str, tuple[int, str]]) -> str:
     faults = planned(seeds)
     lines = [
-        "# What was inflicted, and what came of it",
+        "# Injected faults and their results",
         "",
-        "Written by `python -m checks.reliability`; do not edit. The shipped loops run with stand-ins for what learns, unless it",
-        "says nano.",
+        "Written by `python -m checks.reliability`; do not edit. The shipped loops run with stand-ins for the learning parts,",
+        "except where a column says nano.",
         "",
         f"## A shared drive with bad habits: {len(seeds)} seeds in every `make test`",
         "Whole swarms of 1 to 40 workers and 0 to 3 coordinators in virtual time (`tests/sim/simulation.py`). Each seed replays",
-        "exactly: `python -m tests.sim.simulation SEED`. In none was any invariant broken.",
+        "exactly: `python -m tests.sim.simulation SEED`. No seed broke an invariant.",
         "",
-        "| the drive | times met | broken |",
+        "| fault of the drive | times injected | invariants broken |",
         "|---|---|---|",
         *(f"| {MEANINGS[habit]} | {told[habit]} | 0 |" for habit in HABITS),
         "",
-        "| a node | times planned | broken |",
+        "| fault of a node | times planned | invariants broken |",
         "|---|---|---|",
         *(f"| {meaning} | {faults[name]} | 0 |" for name, meaning in NODE_FAULTS.items()),
         "",
-        "| invariant (`tests/sim/invariants.py` says what each means) | times checked |",
+        "| invariant (`tests/sim/invariants.py` defines them) | times checked |",
         "|---|---|",
         *(f"| `{name}` | {checks[name]} |" for name in INVARIANTS),
         "",
-        "## Would the invariants see a mistake?",
-        "Each of these, patched into the shipped classes, is caught (`tests/sim/mutations.py`).",
+        "## Do the invariants notice mistakes?",
+        "Each of these mistakes, patched into the shipped classes, is caught (`tests/sim/mutations.py`).",
         "",
         "| mistake | caught by | at seed |",
         "|---|---|---|",
@@ -138,9 +138,9 @@ def page(seeds: Sequence[int], told: Counter[str], checks: Counter[str], caught:
 
 def process_table(processes: Counter[str]) -> list[str]:
     return [
-        "`tests/node/test_process_faults.py`: a coordinator and three workers on a folder, at seeded random",
-        "moments. Each time everyone ended by itself at the last round, every document could be read, every reward stood once, and",
-        "no external rollout was trained on twice. A node that is alone ended with the same weights as one that was never killed.",
+        "`tests/node/test_process_faults.py` injects faults at seeded random moments into a coordinator and three workers on one",
+        "folder. Every time all nodes finished the last round by themselves, every document was readable, every reward was there",
+        "once, and no node trained on an external rollout twice. A node alone ended with the same weights as one never killed.",
         "",
         "| fault | survived with stand-ins | with nano |",
         "|---|---|---|",
