@@ -17,13 +17,10 @@ from rl_swarm.randomness import generator, stream_seed
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.choice import pick
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
-from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+from tests.support.members import LAYOUT, exchange_of, member_of
 from tests.support.standins import StandInPolicy, StandInTasks
 
-LAYOUT = Layout("bench")
 OWN, EXTERNAL, GROUP = 4, 4, 8
 TEXT = "Let me think about that step by step. " * 4
 
@@ -45,7 +42,15 @@ def publish_others(store: FolderStore, names: list[str], number: int) -> int:
     size = 0
     for node_id in names:
         data = encode(
-            Bundle("bench", node_id, number, tuple(answers(node_id, number)), timestamp=1.0, model="m", tasks_version="t")
+            Bundle(
+                LAYOUT.experiment_name,
+                node_id,
+                number,
+                tuple(answers(node_id, number)),
+                timestamp=1.0,
+                model="m",
+                tasks_version="t",
+            )
         )
         store.put(LAYOUT.bundle(number, node_id), data)
         store.put(LAYOUT.reward(number, node_id), seal(Reward(node_id, number, 0.5, OWN * GROUP, 1.0)))
@@ -60,8 +65,8 @@ def measure(nodes: int, rounds: int) -> dict[str, float]:
         others = FolderStore(root)
         store = FolderStore(root)
         clock = SystemClock()
-        publisher = Publisher(store, Path(folder) / "spool", clock)
-        exchange = Exchange(store, LAYOUT, publisher, StandInTasks("me").verify, clock, ExchangeSettings("me"))
+        member = member_of(store, Path(folder), "me", clock, background=True)
+        exchange, publisher = exchange_of(member), member.publisher
         listener, announcer = Rounds(store, LAYOUT), Rounds(others, LAYOUT)
         announcer.announce(Announcement(0, "boss", "s", 1, 1.0, [], []))
         listener.survey()

@@ -12,14 +12,12 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.exchange import EXTERNAL, LAYOUT, publish_others
+from benchmarks.exchange import EXTERNAL, publish_others
 from rl_swarm.clock import SystemClock
 from rl_swarm.randomness import generator
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.choice import pick
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
-from rl_swarm.swarm.publisher import Publisher
-from tests.support.standins import StandInTasks
+from tests.support.members import exchange_of, member_of
 
 PEERS, ROUNDS = 7, 12
 OPERATION_SECONDS = 0.2
@@ -42,8 +40,8 @@ def waiting(peers: str, generation: float, ahead: bool) -> dict[str, float]:
         root, clock = Path(folder) / "store", SystemClock()
         root.mkdir()
         others, store = FolderStore(root), SlowFolder(root)
-        publisher = Publisher(store, Path(folder) / "spool", clock)
-        exchange = Exchange(store, LAYOUT, publisher, StandInTasks("me").verify, clock, ExchangeSettings("me"))
+        member = member_of(store, Path(folder), "me", clock, background=True)
+        exchange, publisher = exchange_of(member), member.publisher
         names, seconds, reached = [f"node{peer}" for peer in range(PEERS)], [], []
         for number in range(ROUNDS):
             if peers == "faster":

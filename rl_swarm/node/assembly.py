@@ -25,7 +25,6 @@ from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.alone import Alone
-from rl_swarm.swarm.exchange import ExchangeSettings
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.membership import Membership, enter
@@ -33,8 +32,6 @@ from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
 from rl_swarm.tasks import Tasks, tasks_of
-
-LARGE_GROUP = 32  # completions that a peer's rollout may always have, however few this node generates
 
 
 @dataclass(frozen=True)
@@ -199,28 +196,7 @@ def make_swarm(node: Node, tasks: Tasks) -> Swarm:
     config, member = node.config, node.member
     if member is None:
         return Alone(node.news)
-    settings = ExchangeSettings(
-        node_id=node.local.node_id,
-        own_count=config.own_count,
-        frequency=config.publish_frequency,
-        choice=config.external_choice,
-        window=config.window,
-        fetch_peers=config.fetch_peers,
-        fetch_seconds=config.fetch_seconds,
-        cache=config.fetch_cache,
-        most_completions=max(LARGE_GROUP, 2 * config.group_size),
-        model=config.model,
-        tasks_version=node.experiment.tasks_version,
-        secret=node.secret,
-    )
-    return StoreSwarm(
-        member,
-        settings,
-        tasks.verify,
-        max_rounds=config.max_rounds,
-        round_interval=config.round_interval,
-        quarantine=node.local.quarantine,
-    )
+    return StoreSwarm(member, config, tasks.verify, node.secret, node.local.quarantine)
 
 
 def make_worker(node: Node, learner: Learner, checkpoints: Checkpoints, push: Push | None = None) -> Worker:

@@ -1,12 +1,15 @@
 """Limits on the work that peers can cause a reader in one round, whatever they put into the store."""
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 FILES = 32
 UNREADY = 4  # missing or incomplete files: each costs the store's retries
 BYTES = 16 << 20
 POOL_BYTES = 64 << 20  # text kept for later rounds, all peers together
 ROLLOUTS = 128
+LARGE_GROUP = 32  # completions that a peer's rollout may always have, however few this node generates
 CHECKING_SECONDS = 10.0  # a rollout that takes longer than what is left is given up
 CHECKING_SHARE = 1 / 15  # of the time for fetching: checking may always take this long, all peers together
 
@@ -37,14 +40,20 @@ class Allowance:
 
 @dataclass
 class Budget:
-    """What is left for all peers together: seconds of checking, and the peers that have had no turn yet.
+    """What is left in a round: for each peer, and seconds of checking for all together. `peers` have had no turn yet.
 
-    `places` limits the rollouts of one peer and round, so that many true ones cannot crowd out everybody else's.
+    `places` limits the rollouts `taken` of one peer and round, so that many true ones cannot crowd out everybody else's.
     """
 
+    round: int
+    wanted: int
     seconds: float
     places: int
     peers: set[str]
+    taken: Counter[tuple[str, int]]
+
+    def __post_init__(self) -> None:
+        self.of_peer: defaultdict[str, Allowance] = defaultdict(partial(Allowance.of_round, self.wanted))
 
     def reserve(self, peer: str) -> float:
         """The seconds that this peer must leave to peers that have had no turn yet."""

@@ -6,33 +6,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rl_swarm.config import Config
 from rl_swarm.document import seal
 from rl_swarm.rollout import Rollout
 from rl_swarm.swarm.choice import pick
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
+from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.pace import Pace
-from rl_swarm.swarm.protocol import News
+from rl_swarm.swarm.protocol import News, Swarm
 from rl_swarm.swarm.rounds import Reward, Rounds
 
 
-class StoreSwarm:
+class StoreSwarm(Swarm):
     def __init__(
         self,
         member: Membership,
-        settings: ExchangeSettings,
+        config: Config,
         verify: Callable[[Rollout, float], Rollout],
-        *,
-        max_rounds: int,
-        round_interval: float,
+        secret: str = "",
         quarantine: Path | None = None,
     ) -> None:
         self.member = member
-        self.rounds = Rounds(member.store, member.layout, max_rounds, member.signatures)
-        self.pace = Pace(self.rounds, member.clock, member.news.add, member.node_id, round_interval)
-        self.exchange = Exchange(
-            member.store, member.layout, member.publisher, verify, member.clock, settings, quarantine, member.signatures
-        )
+        self.rounds = Rounds(member.store, member.layout, config.max_rounds, member.signatures)
+        self.pace = Pace(self.rounds, member.clock, member.news.add, member.node_id, config.round_interval)
+        self.exchange = Exchange(member, config, verify, secret, quarantine)
 
     def first_round(self, own: int) -> int:
         return self.pace.first(own)
@@ -57,7 +54,7 @@ class StoreSwarm:
     def gather(self, number: int, stage: int, count: int, chooser: random.Random) -> list[Rollout]:
         self.exchange.end_stage()
         pool = self.exchange.gather(number, stage, count, chooser)
-        picked = pick(pool, count, chooser, self.exchange.settings.choice)
+        picked = pick(pool, count, chooser, self.exchange.config.external_choice)
         self.exchange.mark_used(picked)
         return picked
 
@@ -75,7 +72,7 @@ class StoreSwarm:
         return self.member.news.take()
 
     def figures(self, number: int) -> dict[str, Any]:
-        """Counters since the experiment began for this node, but for the seconds, which are those since last asked."""
+        """Counters since this node joined the experiment; seconds since the last call."""
         exchange, publisher = self.exchange, self.member.publisher
         return {
             "rejected_total": dict(exchange.rejected),

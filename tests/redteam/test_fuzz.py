@@ -36,7 +36,6 @@ from rl_swarm.show.report import run_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import node_of_checkpoint, node_of_file, round_of_file, round_of_folder, sequence_of_file
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_heartbeat, read_registration, registered
@@ -47,8 +46,9 @@ from tests.learning.test_checkpoint import write_archive
 from tests.learning.test_trainer import scored
 from tests.redteam.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
 from tests.support.clocks import VirtualClock
+from tests.support.members import exchange_of, member_of
 from tests.support.rows import metrics
-from tests.support.standins import TASKS_VERSION, StandInTasks
+from tests.support.standins import TASKS_VERSION
 from tests.support.tiny_models import policy
 
 FAST, SLOW = 500, 100_000
@@ -79,10 +79,8 @@ def join(given: Input) -> None:
 
 
 def gather(given: Input) -> None:
-    publisher = Publisher(given.store, given.folder / "outbox", CLOCK, background=False)
-    quarantine = given.folder / "quarantine"
-    exchange = Exchange(given.store, LAYOUT, publisher, StandInTasks("me").verify, CLOCK, ExchangeSettings("me"), quarantine)
-    exchange.gather(3, 0, 4, random.Random(0))
+    member = member_of(given.store, given.folder, "me", CLOCK)
+    exchange_of(member, quarantine=given.folder / "quarantine").gather(3, 0, 4, random.Random(0))
 
 
 def publish_spool(given: Input) -> Counter[str]:

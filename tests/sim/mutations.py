@@ -130,7 +130,7 @@ def half_a_file_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def look_into(self: Exchange, file: Any, *rest: Any) -> bool:
         looked = original(self, file, *rest)
-        self._read[file.key] = file.round
+        self._done.add(file)
         return looked
 
     monkeypatch.setattr(Exchange, "_look_into", look_into)

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,14 +13,11 @@ from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.exchange import Exchange, ExchangeSettings
-from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.exchange import Exchange
 from tests.support.clocks import VirtualClock
 from tests.support.flaky_store import FlakyStore
-from tests.support.standins import StandInTasks, make_question
-
-LAYOUT = Layout("trial")
+from tests.support.members import LAYOUT, exchange_of, member_of
+from tests.support.standins import make_question
 
 
 def rollout(node_id: str, number: int, slot: int = 0, right: Sequence[bool] = (True, False)) -> Rollout:
@@ -36,10 +34,21 @@ def publish(store: Store, node_id: str, number: int, count: int = 2, right: Sequ
     store.put(LAYOUT.bundle(number, node_id), encode(bundle(node_id, number, count, right)))
 
 
-def make(store: Store, tmp_path: Path, **changes: object) -> Exchange:
-    chosen = replace(ExchangeSettings("me"), **changes)  # type: ignore[arg-type]
-    publisher = Publisher(store, tmp_path / "spool", store.clock, background=False)
-    return Exchange(store, LAYOUT, publisher, StandInTasks("me").verify, store.clock, chosen, tmp_path / "quarantine")
+def make(store: Store, tmp_path: Path, node_id: str = "me", **settings: Any) -> Exchange:
+    return exchange_of(member_of(store, tmp_path, node_id, store.clock), quarantine=tmp_path / "quarantine", **settings)
+
+
+def verified_by(exchange: Exchange) -> list[str]:
+    """The ids of all rollouts that this exchange finds true, from now on."""
+    found, verify = list[str](), exchange.verify
+
+    def verified(rollout: Rollout, seconds: float) -> Rollout:
+        result = verify(rollout, seconds)
+        found.append(rollout.id)
+        return result
+
+    exchange.verify = verified
+    return found
 
 
 def ids(rollouts: list[Rollout]) -> set[str]:
@@ -48,7 +57,7 @@ def ids(rollouts: list[Rollout]) -> set[str]:
 
 def files_after_each_step(frequency: str, tmp_path: Path) -> list[list[str]]:
     store = MemoryStore(clock=VirtualClock())
-    exchange = make(store, tmp_path, frequency=frequency)
+    exchange = make(store, tmp_path, publish_frequency=frequency)
     offers = [partial(exchange.offer, rollout("me", 4, slot), 0) for slot in range(2)]
     files = []
     for step in (*offers, exchange.end_stage, exchange.end_round):
@@ -67,7 +76,7 @@ def test_frequencies_publish_the_right_files_at_the_right_moments(tmp_path: Path
 def test_peers_read_all_three_frequencies_alike(tmp_path: Path) -> None:
     for frequency in ("generation", "stage", "round"):
         store = MemoryStore(clock=VirtualClock())
-        sender = make(store, tmp_path, frequency=frequency)
+        sender = make(store, tmp_path, publish_frequency=frequency)
         for slot in range(2):
             sender.offer(rollout("me", 4, slot), 0)
         sender.end_stage()
@@ -104,13 +113,13 @@ def test_a_file_is_read_once_and_memory_is_bounded(tmp_path: Path) -> None:
         publish(store, "peer", number)
         exchange.mark_used(exchange.gather(number, 0, 1, random.Random(number))[:1])
     assert store.counts["get"] == 50
-    assert max(len(exchange._read), len(exchange._pool), len(exchange.used)) <= 6
+    assert max(len(exchange._done), len(exchange._pool), len(exchange.used)) <= 6
 
 
 def test_without_the_cache_files_are_read_again(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     publish(store, "peer", 0)
-    exchange = make(store, tmp_path, cache=False)
+    exchange = make(store, tmp_path, fetch_cache=False)
     assert ids(exchange.gather(0, 0, 2, random.Random(0))) == ids(exchange.gather(1, 0, 2, random.Random(0)))
     assert store.counts["get"] == 2
 
@@ -146,8 +155,9 @@ def test_uninformative_rollouts_are_not_gathered(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     publish(store, "dull", 0, right=(False, False))
     exchange = make(store, tmp_path)
+    verified = verified_by(exchange)
     assert exchange.gather(0, 0, 2, random.Random(0)) == []
-    assert exchange.counters["uninformative"] == 2
+    assert len(verified) == 2
 
 
 def test_claims_are_not_believed(tmp_path: Path) -> None:
@@ -162,7 +172,7 @@ def test_a_group_much_larger_than_the_own_is_refused(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     store.put(LAYOUT.bundle(0, "small"), encode(bundle("small", 0, right=(True, False) * 16)))
     store.put(LAYOUT.bundle(0, "large"), encode(bundle("large", 0, right=(True, False) * 17)))
-    exchange = make(store, tmp_path, most_completions=32)
+    exchange = make(store, tmp_path, group_size=16)
     assert {rollout.node_id for rollout in exchange.gather(0, 0, 100, random.Random(0))} == {"small"}
     assert exchange.rejected == {"group_size": 2}
 
@@ -217,7 +227,7 @@ def test_a_store_that_is_away_costs_nothing_but_the_wait(tmp_path: Path) -> None
     exchange = make(store, tmp_path)
     store.trouble = 1e9
     assert exchange.gather(0, 0, 2, random.Random(0)) == []
-    assert exchange.counters["gather_store_away"] == 1
+    assert store.counts["failures"] == 1
     store.trouble = 0.0
     assert len(exchange.gather(0, 0, 2, random.Random(0))) == 2
 

@@ -37,7 +37,7 @@ from tests.support.clocks import VirtualClock
 from tests.support.members import copy_journals, member_of, worker_of
 from tests.support.rows import metrics
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer, made_at, make_question
-from tests.swarm.test_exchange import LAYOUT, bundle, ids, make, publish, rollout
+from tests.swarm.test_exchange import LAYOUT, bundle, ids, make, publish, rollout, verified_by
 
 
 def lie(node_id: str, number: int) -> bytes:
@@ -157,9 +157,10 @@ def test_of_a_giant_bundle_no_more_is_checked_than_the_quota(tmp_path: Path) -> 
     store = MemoryStore(clock=VirtualClock())
     publish(store, "bulk", 0, count=1_000, right=(True, True))
     exchange = make(store, tmp_path)
+    verified = verified_by(exchange)
     assert exchange.gather(0, 0, 4, random.Random(0)) == []
     assert exchange.rejected == {"over_quota": 1_000 - ROLLOUTS}
-    assert exchange.counters["uninformative"] == ROLLOUTS
+    assert len(verified) == ROLLOUTS
 
 
 @pytest.mark.parametrize(("own", "wanted", "places"), [(2, 4, 4), (8, 4, 8), (4, 28, 28)])
@@ -198,10 +199,11 @@ def test_of_very_long_texts_no_more_is_kept_than_a_limit_and_short_ones_stay(
         put(store, number, "fat", encode(Bundle("trial", "fat", number, tuple(fat))))
     exchange = make(store, tmp_path)
     exchange.verify = lambda checked, seconds: checked
+    verified = verified_by(exchange)
     for number in range(2):
         exchange.gather(number, 0, 8, random.Random(number))
     kept = Counter((each.node_id, each.round) for each in exchange._pool.values())
-    assert kept == {("small", 0): 2, ("fat", 1): 5} and exchange.counters["pool_dropped"] == 11
+    assert kept == {("small", 0): 2, ("fat", 1): 5} and len(verified) == 7 + 11
     assert sum(sys.getsizeof(done.text) for each in exchange._pool.values() for done in each.completions) <= 4_000_000
 
 
@@ -274,6 +276,7 @@ def test_checking_takes_no_longer_than_generating_or_a_short_while_and_the_rest_
         return slow.verify(checked, seconds) if checked.node_id != "honest" else StandInTasks("me").verify(checked)
 
     exchange.verify = verify
+    verified = verified_by(exchange)
     limit, used = max(generating, 30.0 / 15), 0
     for number in range(10):
         for name in range(6):
@@ -288,7 +291,7 @@ def test_checking_takes_no_longer_than_generating_or_a_short_while_and_the_rest_
         used += len(found)
     assert used >= 30, "in their shares there is time for those who are quick to check"
     assert exchange.rejected == {} and exchange.standings.mutes(9) == []
-    assert exchange.counters["uninformative"] == slow.scored // 2, "none was checked twice"
+    assert sum(name.startswith("friend") for name in verified) == slow.scored // 2, "none was checked twice"
 
 
 def test_a_rollout_that_ends_with_the_round_s_time_waits_and_is_no_fault(tmp_path: Path) -> None:
@@ -297,10 +300,11 @@ def test_a_rollout_that_ends_with_the_round_s_time_waits_and_is_no_fault(tmp_pat
     publish(store, "slow", 0, count=3)
     exchange = make(store, tmp_path)
     exchange.verify = Slow(clock, 0.8).verify  # 1.6 s a rollout, and 2 s a round
+    verified = verified_by(exchange)
     for number, known in enumerate([1, 2, 3]):
         assert len(exchange.gather(number, 0, 4, random.Random(0))) == known
         assert exchange.take_verify_seconds() <= 2.0 + 1e-6
-    assert exchange.rejected == {} and exchange.counters["rollouts_seen"] == 3
+    assert exchange.rejected == {} and len(verified) == 3
     assert exchange.standings.trusted("slow")
     store = MemoryStore(clock=clock)
     publish(store, "endless", 0, count=3)
@@ -395,7 +399,7 @@ def test_one_bad_file_is_one_fault_however_often_the_window_is_read(tmp_path: Pa
     store = MemoryStore(clock=VirtualClock())
     put(store, 0, "liar", lie("liar", 0))
     put(store, 0, "thief", encode(bundle("other", 0)))
-    exchange = make(store, tmp_path, cache=cache, window=10)
+    exchange = make(store, tmp_path, fetch_cache=cache, window=10)
     for number in range(10):
         exchange.gather(number, 0, 2, random.Random(0))
     assert exchange.rejected == {"prompt_mismatch": 1, "misplaced": 1} and store.counts["get"] == 2
@@ -449,10 +453,10 @@ def test_text_that_was_taken_once_is_not_taken_again_whoever_sends_it(tmp_path: 
     put(store, 1, "author", replay(original, "author", 1))  # another round
     put(store, 1, "thief", replay(original, "thief", 1))  # another node
     put(store, 1, "clever", replay(original, "clever", 1, seed=8, index=3))  # another seed and index of the same text
-    checked = exchange.counters["rollouts_seen"]
+    verified = verified_by(exchange)
     assert ids(exchange.gather(1, 0, 4, random.Random(0))) == (set() if trained else {"author/0/0/0"})
     assert exchange.rejected == {"replayed": 3}
-    assert exchange.counters["rollouts_seen"] == checked, "skipped before anything is made again or scored"
+    assert not verified, "skipped before anything is made again or scored"
     assert not any(exchange.standings.state()[peer]["faults"] for peer in exchange.standings.state()), "who copied cannot be told"
 
 
