@@ -350,7 +350,7 @@ def test_a_node_that_went_on_elsewhere_keeps_what_this_machine_had(home: Home) -
     back, said = home.start()
     assert home.number == 20 and same(weights(back), weights(away))
     aside = home.local.with_name("checkpoints-before-20")
-    assert len(said) == 1 and "this disk's own ends at round 10" in said[0] and str(aside) in said[0]
+    assert len(said) == 1 and "this disk's own end at round 10" in said[0] and str(aside) in said[0]
     for number in (30, 40, 50):
         home.save(back, number)
     assert [path.name for path in aside.iterdir()] == ["round_000010.pt"]
