@@ -196,7 +196,7 @@ def make_swarm(node: Node, tasks: Tasks) -> Swarm:
     config, member = node.config, node.member
     if member is None:
         return Alone(node.news)
-    return StoreSwarm(member, config, tasks.verify, node.secret, node.local.quarantine)
+    return StoreSwarm(member, config, tasks.verify, node.secret, node.local.path / "quarantine")
 
 
 def make_worker(node: Node, learner: Learner, checkpoints: Checkpoints, push: Push | None = None) -> Worker:

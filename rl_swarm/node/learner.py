@@ -96,7 +96,7 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
             names += [layout.endorsement(old, node_id) for old in outdated]
         member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
-    elsewhere = Elsewhere(f"the store {member.store.url}", node.local.fetched, stored.rounds, stored.fetch)
+    elsewhere = Elsewhere(f"the store {member.store.url}", node.local.path / "fetched", stored.rounds, stored.fetch)
     checkpoints = Checkpoints(node.local.checkpoints, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say)
     return checkpoints
 

@@ -39,18 +39,9 @@ class LocalFolder:
         return self.path / "checkpoints"
 
     @property
-    def fetched(self) -> Path:
-        """Checkpoints fetched from the store, kept apart from the node's own."""
-        return self.path / "fetched"
-
-    @property
     def record(self) -> Path:
         """The root of the keys under which this node writes its journals."""
         return self.shared_record or self.path / "record"
-
-    @property
-    def quarantine(self) -> Path:
-        return self.path / "quarantine"
 
     @property
     def secret(self) -> str:

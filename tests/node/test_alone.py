@@ -1,4 +1,4 @@
-"""A node without a store: it works, resumes and can be looked at, and nothing leaves this machine."""
+"""A node without a store: it works, resumes and can be inspected, and nothing leaves this machine."""
 
 import json
 import subprocess

@@ -284,7 +284,7 @@ def test_a_store_that_goes_away_and_returns_is_waited_for(tmp_path: Path) -> Non
 
 
 def test_no_round_beyond_the_last_is_announced_when_the_last_cannot_be_read(tmp_path: Path) -> None:
-    """Found by simulated seed 7: workers took the round beyond for the end, and nobody did the last one."""
+    """Found by simulated seed 7: workers took the round beyond for the end, and none played the last one."""
     store = MemoryStore()
     join(store, "a")
     store.put(LAYOUT.round(2), b"half")
@@ -307,7 +307,7 @@ def test_catching_up_past_an_unreadable_round_announces_none_again(tmp_path: Pat
 
 
 def test_a_round_is_announced_once_though_the_state_for_people_cannot_be_written(tmp_path: Path) -> None:
-    """Found by simulated seed 75: the same round was made a second time, with another content."""
+    """Found by simulated seed 75: the same round was announced twice, with different content."""
 
     class ReadOnlyState(MemoryStore):
         def _rewrite(self, key: str, data: bytes) -> None:
@@ -356,7 +356,7 @@ def test_a_stranger_who_takes_over_writes_no_escape_codes_into_the_console(tmp_p
 
 
 def idle(tmp_path: Path, store: MemoryStore, **settings: Any) -> list[int]:
-    """What a coordinator announces in 500 seconds in which no worker submits anything."""
+    """Return the rounds that a coordinator announces in 500 seconds without any submission."""
     clock = Scripted()
     coordinator = make(store, clock, tmp_path, **settings)
 
@@ -395,7 +395,7 @@ def test_nothing_made_up_in_the_folder_of_rewards_makes_it_jump(tmp_path: Path, 
 
 
 def test_files_that_are_no_rewards_close_no_round(tmp_path: Path) -> None:
-    """They lie there for all rounds under the names of all workers before these have done anything."""
+    """The files lie there for all rounds, under the names of all workers, before any worker has played."""
     store = MemoryStore()
     join(store, "a", "b")
     for number in range(10):

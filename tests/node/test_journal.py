@@ -26,7 +26,7 @@ METRICS = LAYOUT.log("me", "metrics.jsonl")
 
 
 class Copied(Journal):
-    """A journal whose lines are brought to a store, now and then or when it is flushed."""
+    """A journal whose lines are copied to a store, periodically or when it is flushed."""
 
     def __init__(self, store: Store, folder: Path, clock: Clock, said: list[str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def test_a_half_line_that_a_killed_process_left_spoils_no_other(tmp_path: Path) 
 
 
 def test_merging_removes_no_segment(tmp_path: Path) -> None:
-    """A listing may leave some out and a read may be short: simulated seed 1 lost rows that had been merged by half."""
+    """A listing may omit segments and a read may be short: simulated seed 1 lost rows that had been merged in part."""
     store = MemoryStore(clock=VirtualClock())
     journal = make(store, tmp_path, VirtualClock())
     journal.round_done(record(0))

@@ -85,7 +85,7 @@ def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path
 
 
 def _answer_by_chance(worker: Any) -> None:
-    """A model with random weights never answers right: let it say the answer at times, through its own tokenizer."""
+    """A model with random weights never answers right: let one completion be the answer, in its own tokens."""
     sample = worker.policy.answer
 
     def answer(questions: Any, group_size: int, seed: int) -> Any:
@@ -129,7 +129,7 @@ def start_work(tmp_path: Path, name: str, **settings: Any) -> "subprocess.Popen[
 
 
 def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
-    """The last checkpoint, and the metrics without what depends on the machine and its moment."""
+    """Return the last checkpoint, and the metrics without figures that depend on the machine or the time."""
     (checkpoints,) = (tmp_path / name / "home").glob("trial-*/me/checkpoints")
     found: list[Any] = []
     Checkpoints(checkpoints).restore(lambda *state: found.append(state))
@@ -151,7 +151,7 @@ class Home:
         self.nodes: list[Node] = []
 
     def open(self, machine: str = "machine", **settings: Any) -> list[str]:
-        """Start the node on a machine, without what learns; return the list of what it says."""
+        """Open the node on a machine, without a learner; return the list of lines that it prints."""
         self.close()
         torch.set_num_threads(1)
         said: list[str] = []
@@ -172,20 +172,20 @@ class Home:
         return said
 
     def start(self, machine: str = "machine", **settings: Any) -> tuple[Worker, list[str]]:
-        """A worker that has found its checkpoint and plays no round yet, and what it said about checkpoints."""
+        """Return a worker that has restored its checkpoint but played no round, and its lines about checkpoints."""
         said = self.open(machine, **settings)
         worker = make_learning_worker(self.nodes[-1], make_pusher)
         self.number = worker._begin()
         return worker, [line for line in said if "checkpoint" in line]
 
     def run(self, machine: str = "machine", **settings: Any) -> tuple[str, list[str]]:
-        """Run the node to its end, as the command `work` does; how it ended, and what it said."""
+        """Run the node to its end, as the command `work` does; return the outcome and the printed lines."""
         said = self.open(machine, **settings)
         node = self.nodes[-1]
         return node.run(lambda: make_learning_worker(node, make_pusher).run()), said
 
     def save(self, worker: Worker, number: int) -> None:
-        """As at the end of this round."""
+        """Save a checkpoint as of this round."""
         worker._mark_boundary(number)
         worker._save()
         assert self.nodes[-1].member.publisher.pump()
@@ -200,7 +200,7 @@ class Home:
         return path
 
     def plant(self, own: Path, number: int, change: Callable[[dict[str, Any]], object]) -> None:
-        """A checkpoint of the disk as one of a later round, changed, with everything else right."""
+        """Plant a changed copy of an own checkpoint as one of a later round, otherwise valid."""
         document = torch.load(own, weights_only=True) | {"round": number}
         change(document)
         with self.path(number).open("wb") as file:
@@ -299,7 +299,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
 def test_planted_checkpoints_are_refused_with_their_reasons_and_the_disks_own_is_taken(
     tmp_path: Path, saved: tuple[Path, dict[str, torch.Tensor]], first: int
 ) -> None:
-    """Three at a time, since a node tries no more than four; also on a machine whose disk is gone, with the store's older one."""
+    """Plant three at a time, since a node tries only four. A machine that lost its disk takes the older one from the store."""
     shutil.copytree(saved[0], tmp_path / "home")
     home, planted = Home(tmp_path / "home"), list(PLANTED.values())[first : first + AT_ONCE]
     [own] = (home.folder / "machine").rglob("round_000010.pt")
@@ -336,7 +336,7 @@ def test_names_in_the_store_that_are_no_checkpoint_cost_nothing(home: Home) -> N
         assert home.number == 10
         refused = [line for line in said if "was not used" in line]
         assert [line.split()[5][:15] for line in refused] == [f"round_000{number}.pt"[:15] for number in (123, 121, 120)]
-        assert not list(home.nodes[-1].local.fetched.glob("round_00012*"))
+        assert not list(home.nodes[-1].local.path.glob("fetched/round_00012*"))
 
 
 def test_a_node_that_went_on_elsewhere_keeps_what_this_machine_had(home: Home) -> None:
@@ -359,7 +359,7 @@ def test_a_node_that_went_on_elsewhere_keeps_what_this_machine_had(home: Home) -
 
 
 def test_what_is_beyond_this_nodes_own_round_is_not_deleted_with_what_is_outdated(home: Home) -> None:
-    """It may be a run of another model that a wrong setting has hidden."""
+    """They may be of another model, which a wrong setting hides."""
     worker, _ = home.start()
     home.save(worker, 10)
     home.plant(home.local / "round_000010.pt", 150, lambda document: document.update(node={}))
@@ -406,7 +406,7 @@ def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp
 
 
 def hole(path: Path, size: int) -> None:
-    """A file that takes no room on the disk."""
+    """Make a sparse file, which takes no space on the disk."""
     with path.open("wb") as file:
         file.truncate(size)
 
@@ -491,7 +491,7 @@ MOMENTS = {
 
 
 def _wait_for_moment(folder: Path, process: "subprocess.Popen[bytes]", moment: str, chance: random.Random) -> bool:
-    """Until a checkpoint is being written, a document waits in the spool, or some time into a round; False if it ended before."""
+    """Wait until a checkpoint is being written, a document is in the spool, or a round has begun; False if it ended first."""
 
     def seen() -> set[tuple[str, int, int]]:
         found = set()

@@ -1,4 +1,4 @@
-"""Real processes that are killed, stopped, left without disk or store, at seeded moments: survivors end at the last round.
+"""Kill, freeze or deprive real processes of disk or store at seeded moments: the survivors finish the last round.
 
 A full disk is made with RLIMIT_FSIZE, set from outside on running processes: it needs no privileges and no mount, hits the store,
 the spool, the checkpoints and the console alike, and cuts writes in the middle, as a disk that fills up does. What it cannot show
@@ -37,7 +37,7 @@ NANO: dict[str, Any] = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "OMP_NUM_THREA
 
 
 class Disaster:
-    """A swarm under seeded faults; each method inflicts one and puts things right again."""
+    """A swarm under seeded faults; each method injects one and repairs it."""
 
     def __init__(self, swarm: LocalSwarm, seed: int) -> None:
         self.swarm = swarm
@@ -54,7 +54,7 @@ class Disaster:
         self._kill(*self.processes)
 
     def freeze_a_worker(self) -> None:
-        """Longer than the coordinator takes a silent worker for live: the others must have gone on."""
+        """Freeze it for longer than a silent worker counts as live: the others must have continued."""
         name = self.chance.choice(WORKERS)
         before = self._newest()
         self.processes[name].send_signal(signal.SIGSTOP)
@@ -84,7 +84,7 @@ class Disaster:
         time.sleep(self.chance.uniform(0.05, 1.0))
 
     def end(self, rounds: int) -> None:
-        """Everyone ends by itself at the last round, and all that is left can be read."""
+        """Check that every node ends by itself at the last round and leaves only readable documents."""
         for name, process in self.processes.items():
             assert self.swarm.wait(process, 600) == 0, f"{name}: {self.swarm.console(name)[-3000:]}"
         for name in WORKERS:
@@ -123,7 +123,7 @@ def suffer(swarm: LocalSwarm, faults: Sequence[str], rounds: int, seed: int) -> 
 
 
 def test_the_swarm_survives_every_fault(local_swarm: Make) -> None:
-    """One of each in one run; all are killed at the end, since a node that starts makes a folder that is not there."""
+    """Inject one of each in one run. Killing all comes last: a node that starts while the store is moved would make a new one."""
     faults = ("move_the_store", "fill_the_disk", "freeze_a_worker", "kill_all")
     suffer(local_swarm(**SETTINGS, MAX_ROUNDS=24, STANDIN_SECONDS=0.3), faults, 24, seed=1)
 
@@ -158,7 +158,7 @@ def weights(swarm: LocalSwarm) -> Any:
 
 
 def lone(swarm: LocalSwarm, kills: int, seed: int) -> Any:
-    """The weights of a node that is alone and killed so often; it ends by itself."""
+    """Kill a node alone so often, let it end by itself, and return its weights."""
     chance = random.Random(seed)
     process: subprocess.Popen[bytes] = swarm.start("w1")
     for _ in range(kills):

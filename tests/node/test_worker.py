@@ -317,7 +317,7 @@ HOSTILE: dict[str, Any] = {
 
 
 class Shelf(StandInCheckpoints):
-    """Two checkpoints, of which the newer one is what somebody made of it."""
+    """Two checkpoints, of which the newer one has been tampered with."""
 
     def __init__(self, node_state: Any) -> None:
         super().__init__()

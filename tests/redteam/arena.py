@@ -1,4 +1,4 @@
-"""Real processes on a store that an attacker can write to, and everything around that store that must stay as it was.
+"""Real processes on a store that an attacker can write to, and everything around the store that must not change.
 
 An arena is a folder of its own: the store, a private folder and a home for each user, a folder for temporary files, and `outside`,
 which holds what an attacker would like to read or change. Every process has a limit on memory and on the size of a file, so that an
@@ -58,7 +58,7 @@ class Canary:
         return cls(path, content.encode(), mode, path.stat().st_mtime_ns)
 
     def harm(self) -> str:
-        """What was done to it, or an empty text."""
+        """Say what was done to it, or return an empty text."""
         try:
             found = self.path.lstat()
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class Mount:
             time.sleep(LOOK_SECONDS)
 
     def freeze(self) -> None:
-        """From now on no call into the mount comes back."""
+        """Make every call into the mount hang from now on."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -194,11 +194,11 @@ class Arena(LocalSwarm):
         return path
 
     def settle(self) -> None:
-        """Take what is outside the store now for what was there before."""
+        """Take the current files outside the store as the expected ones."""
         self._before = self._names()
 
     def plant(self, attack: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Let an attack do its work in the store, as the attacker's user where there are several."""
+        """Run an attack on the store, as the attacker's user if there are several users."""
         result = attack(self.backing, *arguments, **options)
         if self.attacker:
             for folder, folders, files in os.walk(self.folder):
@@ -292,7 +292,7 @@ class Arena(LocalSwarm):
         return process.returncode, peak
 
     def finish(self, process: subprocess.Popen[bytes], seconds: float = 40.0) -> int | None:
-        """How a process ended, or None if it had to be killed after so many seconds."""
+        """Return the exit code of a process, or None if it had to be killed after so many seconds."""
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -300,7 +300,7 @@ class Arena(LocalSwarm):
             return None
 
     def stop(self, process: subprocess.Popen[bytes], seconds: float = 20.0) -> int | None:
-        """Ask a process to stop; its exit code, or None if it was deaf for so many seconds."""
+        """Ask a process to stop; return its exit code, or None if it ran on for so many seconds."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return self.finish(process, seconds)
@@ -332,7 +332,7 @@ class Arena(LocalSwarm):
     # What must hold
 
     def assert_contained(self) -> None:
-        """Nothing outside was changed, made or published, and no process showed a traceback."""
+        """Check that nothing outside was changed, made or published, and that no process printed a traceback."""
         assert not (harmed := [harm for canary in self.canaries if (harm := canary.harm())]), harmed
         assert not (strays := sorted(self._names() - self._before)), f"made outside the store: {strays}"
         assert not (leaks := self.leaks()), f"a private file was published: {leaks}"
@@ -344,7 +344,7 @@ class Arena(LocalSwarm):
         return sorted(int(path.parts[-3].removeprefix("round_")) for path in paths if path.is_file() and not path.is_symlink())
 
     def leaks(self) -> list[str]:
-        """Regular files in the store that hold what stands in the private key."""
+        """Return the regular files in the store that contain the private key."""
         return [str(path.relative_to(self.backing)) for path, _ in _files(self.backing) if SECRET.encode() in path.read_bytes()]
 
     def tracebacks(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a hostile peer plants in the store. Each attack is a function whose first argument is the store's folder.
+"""The attacks of a hostile peer on the store. Each is a function whose first argument is the store's folder.
 
 Forged documents have valid checksums. They are built from the structs that nodes use; any field may then be replaced,
 even by a value that the struct does not allow. Nothing here has a key.

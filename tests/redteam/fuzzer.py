@@ -80,7 +80,7 @@ class Fuzzer:
         self.chance = random.Random(seed)
 
     def damage(self, data: bytes) -> bytes:
-        """One to three injuries; half of the time the document is sealed again, as a peer who means harm would."""
+        """Damage a document one to three times; seal it again half of the time, as a hostile peer would."""
         for _ in range(self.chance.randint(1, 3)):
             data = self.chance.choice((self._cut, self._flip, self._splice, self._swap_value, self._swap_value, self._nest))(data)
         return self._sealed_again(data) if self.chance.random() < 0.5 else data

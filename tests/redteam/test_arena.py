@@ -1,4 +1,4 @@
-"""The arena notices what it promises to notice; otherwise every other test here would pass for nothing."""
+"""Check that the arena notices harm; otherwise every other test here would prove nothing."""
 
 import sys
 from pathlib import Path

@@ -22,7 +22,7 @@ LOOK_SECONDS = 20.0
 
 
 def spooled(arena: Arena, node_id: str) -> list[str]:
-    """What a node has still to publish."""
+    """Return the pending documents of a node."""
     return [path.name for path in arena.home(arena.victim).glob(f"trial-*/{node_id}/spool/*") if path.name.isdigit()]
 
 

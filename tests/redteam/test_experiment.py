@@ -1,4 +1,4 @@
-"""Points 1 and 4: what experiment.json may make a node execute, where it may make it write, and what it may make it spend."""
+"""Points 1 and 4: what experiment.json may make a node execute, write and spend."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def test_join_runs_no_code_that_the_experiment_names(arena: Arena) -> None:
 @pytest.mark.parametrize("form", ["absolute", "relative"])
 @pytest.mark.parametrize("command", ["join", "work"])
 def test_no_spelling_of_its_path_makes_code_run(plain: Arena, command: str, form: str) -> None:
-    """Also not for somebody who starts the command inside the shared folder, where `./evil.py` is the stranger's."""
+    """Not even for a user who starts the command inside the shared folder, where `./evil.py` is the stranger's."""
     digest = code_in_the_folder(plain, form)
     arguments = ("join", f"{plain.folder}/trial") if command == "join" else ("work",)
     done = plain.run(*arguments, cwd=plain.folder / attacks.LAYOUT.root, NODE_ID="w1", **SMALL)
@@ -90,7 +90,7 @@ def test_a_restart_after_the_experiment_was_replaced_runs_no_code(plain: Arena) 
 
 @pytest.mark.slow
 def test_code_that_the_user_named_still_runs(plain: Arena) -> None:
-    """The other side of the promise: a file of one's own, with the experiment's hash."""
+    """The other side of the promise: the user's own file with the experiment's hash does run."""
     own = plain.cwd / "mine.py"
     own.write_text(attacks.task_source(plain.marker))
     plain.settle()

@@ -1,4 +1,4 @@
-"""Every reader of documents, fed with damage: nothing but our own errors comes out, whatever a peer or a disk made of a file.
+"""Feed every reader with damaged documents: it may raise nothing but our own errors.
 
 Inputs begin as real documents and are damaged by `fuzzer.py`. Each is read by every reader that could meet it, as commands and
 loops call it. The generator is seeded: `make test` tries the same share every time, `make test-slow` 10^5 inputs.
@@ -84,7 +84,7 @@ def gather(given: Input) -> None:
 
 
 def publish_spool(given: Input) -> Counter[str]:
-    """What a killed node left behind goes to the store at the next start, whatever the disk made of it."""
+    """Publish the damaged spool of a killed node, as its next start does."""
     spool = given.folder / "spool"
     spool.mkdir(exist_ok=True)
     (spool / "000000000001").write_bytes(given.data)
@@ -100,14 +100,14 @@ def load_result(given: Input) -> None:
 
 
 def follow(given: Input) -> None:
-    """Somebody looks at a run whose journal is as the disk has it."""
+    """Follow a run whose journal is damaged on disk."""
     store = FolderStore(given.folder / "store", CLOCK)
     store.rewrite(LAYOUT.log("w1", "metrics.jsonl"), given.data)
     Following(store, LAYOUT, 9).look()
 
 
 def summary(given: Input) -> None:
-    """It raises nothing at all, and what it found can be shown and written."""
+    """Summarise: it must raise nothing, and its result must be printable."""
     try:
         found = summarise(given.store, LAYOUT)
     except SwarmError as error:
@@ -205,7 +205,7 @@ def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path)
 
 @pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_damaged_pickle_of_a_checkpoint_reaches_a_trainer_with_anything_but_our_own_error(tmp_path: Path, count: int) -> None:
-    """The archive is whole and its checksum right; what its pickle says of the tensors is not."""
+    """The archive is complete and its checksum right, but its pickle describes the tensors wrongly."""
     trainer = Trainer(policy(), 1e-3)
     trainer.update(scored(policy()))
     path = Checkpoints(tmp_path).save(3, {"tasks": {}}, trainer.state())

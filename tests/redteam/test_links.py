@@ -28,7 +28,7 @@ STOP_SECONDS = 50.0  # a node may take 30 s to send what waits
 
 
 def run_swarm(arena: Arena, *workers: str, **settings: Any) -> None:
-    """A coordinator and stand-in workers, to the end."""
+    """Run a coordinator and stand-in workers to the end."""
     boss = arena.start("boss", "coordinator", **SETTINGS | settings)
     experiment = arena.backing / LAYOUT.experiment  # on a mount a node that starts meanwhile finds half of it
     arena.wait_until(
@@ -44,7 +44,7 @@ def run_swarm(arena: Arena, *workers: str, **settings: Any) -> None:
 
 
 def test_links_in_place_of_documents_lead_nowhere(arena: Arena) -> None:
-    """Every name that a worker and its coordinator write to is a link to somebody's file; a second worker is left alone."""
+    """Every name that a worker and its coordinator write to is a link to somebody's file. A second worker is not attacked."""
     for node_id in ("w1", "boss"):
         for key in attacks.journals_of(node_id):
             arena.plant(attacks.link, key, arena.startup.path)

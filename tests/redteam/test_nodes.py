@@ -1,4 +1,4 @@
-"""Points 15 and 18 and part of 14: nodes and commands under circumstances that an attacker, or bad luck, can bring about."""
+"""Points 15 and 18 and part of 14: nodes and commands in situations that an attacker, or bad luck, can cause."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_a_store_replaced_by_an_empty_folder_is_not_written_into(plain: Arena) -
 
 
 def test_a_killed_launcher_does_not_spoil_the_next_start(plain: Arena) -> None:
-    """What it leaves behind ends by itself, or the next start says which processes to stop."""
+    """The orphaned nodes end by themselves, or the next start names the processes to stop."""
     settings = NANO | {"MAX_ROUNDS": 500}
     launcher = plain.launch("swarm", "swarm", "--workers", "1", **settings)
     plain.wait_for_round(0, 90)
@@ -118,7 +118,7 @@ def test_a_question_that_is_no_text_gives_no_traceback(plain: Arena, finished: C
 
 
 def test_a_mount_that_hangs_hangs_no_node(mounted: Arena) -> None:
-    """While no call into the mount comes back, a worker goes on alone and still ends when asked; later everything is published."""
+    """While the mount hangs, a worker continues alone and still stops when asked; later everything is published."""
     settings: dict[str, Any] = SETTINGS | {"MAX_ROUNDS": 1000, "COORDINATOR_ROUND_INTERVAL": 1, "ROLLOUT_FETCH_TIMEOUT_SECONDS": 2}
     boss, worker = mounted.start("boss", "coordinator", **settings), mounted.start("w1", **settings)
     mounted.wait_until(lambda: len(mounted.rounds_of("w1")) >= 3, "three rounds are played")
@@ -139,7 +139,7 @@ def test_a_mount_that_hangs_hangs_no_node(mounted: Arena) -> None:
 
 
 def test_a_frozen_mount_is_what_this_harness_says(mounted: Arena, tmp_path: Path) -> None:
-    """Otherwise the test above would prove nothing: a plain read of a frozen mount does not come back."""
+    """Otherwise the test above would prove nothing: a plain read of a frozen mount hangs."""
     mounted.plant(attacks.file, "document", b"x")
     assert mounted.mount is not None
     mounted.mount.freeze()

@@ -1,4 +1,4 @@
-"""No path below the store is opened without the guard: strace over a nano swarm and over every command that looks at one."""
+"""Run a nano swarm and every reading command under strace: no path below the store is opened without the guard."""
 
 import sys
 from collections.abc import Callable

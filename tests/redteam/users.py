@@ -38,7 +38,7 @@ class User:
     view: int | None = None
 
     def command(self, program: list[str | bytes], cwd: Path) -> list[str | bytes]:
-        """A program as this user; one process, since each of these programs becomes the next."""
+        """Return the command that runs a program as this user, in one process: each wrapper executes the next."""
         enter = ["nsenter", "--target", str(self.view), "--mount"] if self.view else []
         become = ["setpriv", "--reuid", str(self.uid), "--regid", str(self.gid), "--groups", str(self.shared)]
         return [*enter, "env", f"--chdir={cwd}", *become, *program]

@@ -1,4 +1,4 @@
-"""Following a run: what is new is read once, what is foreign is left out, and looking again costs nothing."""
+"""Following a run: new rows are read once, foreign rows are skipped, and looking again costs nothing."""
 
 import json
 from pathlib import Path

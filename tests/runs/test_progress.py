@@ -1,4 +1,4 @@
-"""Reading journals that anybody may have written: bounded, in linear time, and never ended by a row."""
+"""Reading journals that anybody may have written: bounded, in linear time, and never stopped by a bad row."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ KEY = LAYOUT.log("w1", "metrics.jsonl")
 
 
 def slowly(in_file: list[str], in_segments: list[str]) -> list[str]:
-    """What `lines` must give, by trying every place."""
+    """Compute the result of `lines` by trying every place."""
     for start in range(len(in_file)):
         shared = min(len(in_file) - start, len(in_segments))
         if in_file[start : start + shared] == in_segments[:shared]:

@@ -1,4 +1,4 @@
-"""Checking a run in a folder where anybody may write: nothing that lies there makes it endless or large."""
+"""Checking a run in a folder where anybody may write: time and memory stay bounded."""
 
 import tracemalloc
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A memory store with the habits of a mounted Drive: seeded, so that every failure replays."""
+"""A memory store with the faults of a mounted Drive, seeded so that every failure replays."""
 
 import random
 
@@ -9,7 +9,7 @@ from rl_swarm.store.memory import MemoryStore
 
 
 class FlakyStore(MemoryStore):
-    """Listings lag, repeat and omit; reads fail, come short or find nothing; all of it passes."""
+    """Listings lag, repeat and omit; reads fail, come short or find nothing; every fault is transient."""
 
     def __init__(self, data: dict[str, bytes], seed: int, clock: Clock, trouble: float = 0.3) -> None:
         super().__init__("memory://flaky", clock, data)

@@ -23,7 +23,7 @@ def module_files() -> dict[str, Path]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Dotted names of everything that a module imports, wherever in it."""
+    """Yield the dotted names of everything that a module imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -57,7 +57,7 @@ def folders() -> Graph:
 
 
 def cycle(graph: Graph) -> list[str]:
-    """One way round, if there is any."""
+    """Return one import cycle, if there is any."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -66,7 +66,7 @@ def cycle(graph: Graph) -> list[str]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Without the arrows that follow from others."""
+    """Remove the arrows that follow from others."""
 
     def reach(start: str) -> set[str]:
         return graph[start].union(*(reach(other) for other in graph[start]))
@@ -75,7 +75,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def drawing() -> str:
-    """The folders as a diagram, what is at the root left out; an arrow points to what is imported."""
+    """Draw the folders, without the modules at the root; an arrow points to the imported folder."""
     graph = folders()
     rooms = {folder for folder in graph if (PACKAGE / folder).is_dir()}
     kept = reduced({folder: (others & rooms) for folder, others in graph.items() if folder in rooms})

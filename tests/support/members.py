@@ -54,7 +54,7 @@ def worker_of(
 
 
 def copy_journals(worker: Worker) -> None:
-    """Bring all that a worker has written about itself to its store."""
+    """Copy all journals of a worker to its store."""
     worker.journal.flush()
     assert isinstance(worker.swarm, StoreSwarm)
     worker.swarm.member.copies.bring(True)

@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[bytes], Any]] = {
 
 
 def descendants(pid: int) -> set[int]:
-    """A process and all that it has started, as far as they run now."""
+    """Return a process and its running descendants."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -90,7 +90,7 @@ class LocalSwarm:
             time.sleep(0.05)
 
     def wait_for_reward(self, number: int, seconds: float = 30) -> None:
-        """Until somebody has really submitted: anybody can make a folder."""
+        """Wait for a submitted reward, not only for the folder, which anybody can make."""
         deadline = time.monotonic() + seconds
         while not submitted(self.store, self.layout, number):
             assert time.monotonic() < deadline, f"round {number} was not reached in {seconds} s"

@@ -1,4 +1,4 @@
-"""What nodes have recorded, for tests: as dictionaries, since some look at names; and records with little in them."""
+"""Records of nodes for tests: read as dictionaries, and made with few fields."""
 
 from typing import Any
 

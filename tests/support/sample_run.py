@@ -1,4 +1,4 @@
-"""A small run in a store, written by the shipped loop, journal and publisher with stand-in models, for those who read runs."""
+"""A small run in a store, written by the shipped loop, journal and publisher with stand-in models, for tests of readers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[2J[bold red]gone[/] \u202eevil <img src
 
 
 class Rising(StandInPolicy):
-    """Right more often from round to round; what is wrong is hostile."""
+    """Right more often from round to round; wrong answers are hostile text."""
 
     def __init__(self, head_start: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Rising(StandInPolicy):
 
 
 class SampleRun:
-    """Workers that do a round each in turn; every reader finds what a real swarm would have left."""
+    """Workers that play each round in turn, and leave the files of a real swarm."""
 
     def __init__(self, store: Store, folder: Path, workers: Sequence[str] = ("w1", "w2", "w3"), external_count: int = 2) -> None:
         self.store = store
@@ -71,7 +71,7 @@ class SampleRun:
         return worker
 
     def copy(self) -> None:
-        """Bring all journals to the store."""
+        """Copy all journals to the store."""
         for member in self.members:
             member.copies.bring(True)
 
@@ -90,7 +90,7 @@ class SampleRun:
         return self
 
     def complete(self) -> "SampleRun":
-        """The whole of it: 16 rounds, measured before, half-way and after."""
+        """Play all 16 rounds, with evaluations before, half-way and after."""
         self.evaluate(0)
         self.play(8)
         self.evaluate(8)

@@ -74,7 +74,7 @@ class StandInPolicy:
 
 
 class StandInTrainer:
-    """Its whole model is a number that depends on every rollout it was trained on, in order."""
+    """Its model is one number, which depends on every rollout it was trained on, in order."""
 
     def __init__(self) -> None:
         self.policy_version = 0
@@ -139,7 +139,7 @@ class StandInCheckpoints:
 
 
 def made_at(tasks: Tasks, seed: int, index: int) -> Question:
-    """The question of the first task at a place that the node's own stream need not reach."""
+    """Make a question of the first task at any place, also outside the node's own stream."""
     [item] = tasks._helper.items([(0, seed, index)])
     assert isinstance(item, Item)
     return tasks._question((0, seed, index), item)
