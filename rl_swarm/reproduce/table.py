@@ -5,7 +5,7 @@ Every figure of the page is also in the CSV and JSON files beside it. An earlier
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -54,8 +54,7 @@ class Provenance:
 def write_report(analysis: Analysis, folder: Path, provenance: Provenance) -> Path:
     """Write everything to `folder`; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "cells.csv", _cells(analysis))
-    _write_csv(folder / "rounds.csv", _rounds(analysis))
+    write_csv(analysis, folder)
     results = json.dumps(asdict(provenance) | _results(analysis), indent=1, sort_keys=True)
     (folder / "results.json").write_text(results + "\n", "utf-8")
     figures = draw_all(analysis)
@@ -65,13 +64,13 @@ def write_report(analysis: Analysis, folder: Path, provenance: Provenance) -> Pa
     return folder / PAGE
 
 
-def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_csv(analysis: Analysis, folder: Path) -> None:
     """A float has as many digits as it needs; a figure that was not measured is empty."""
-    found = list(rows)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
+    for name, rows in (("cells.csv", list(_cells(analysis))), ("rounds.csv", list(_rounds(analysis)))):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def _each(analysis: Analysis) -> Iterator[tuple[ArmResult, int, CellResult]]:

@@ -41,7 +41,6 @@ from rl_swarm.reproduce.plan import (
     quick,
 )
 from rl_swarm.reproduce.results import CellResult, authors, collapse, mixed_reward, oscillation
-from rl_swarm.reproduce.schedule import Standing
 from rl_swarm.reproduce.table import Provenance, write_report
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store.memory import MemoryStore
@@ -386,12 +385,10 @@ def test_the_report_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> 
 def test_progress_is_said_when_a_cell_is_done_and_from_time_to_time() -> None:
     console, now = Console(record=True, width=200), [0.0]
     shown = Shown(console, lambda: now[0])
-    running = (("4/4 seed 1", 3, 10),)
     for done, seconds in ((0, 0.0), (0, 1.0), (1, 2.0), (1, 3.0), (1, 40.0)):
         now[0] = seconds
-        shown(Standing(done, 4, running, 90.0 if done else None))
-    lines = console.export_text().splitlines()
-    assert len(lines) == 3 and lines[0] == "0 of 4 cells: 4/4 seed 1 3/10" and "1 min 30 s left" in lines[1]
+        shown(done, f"{done} of 4 cells at {seconds}")
+    assert console.export_text().splitlines() == ["0 of 4 cells at 0.0", "1 of 4 cells at 2.0", "1 of 4 cells at 40.0"]
 
 
 def test_the_pilot_prints_the_horizon_and_the_best_split() -> None:

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,24 @@ def make_store(tmp_path: Path) -> FolderStore:
 @pytest.fixture
 def run(tmp_path: Path) -> SampleRun:
     return SampleRun(make_store(tmp_path), tmp_path).complete()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A whole run and its report, made once: for tests that change nothing."""
+
+    run: SampleRun
+    summary: Summary
+    examples: list[Example]
+    report: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    run = SampleRun(make_store(folder), folder).complete()
+    summary, examples = summarise(run.store, LAYOUT), examples_of(run)
+    return Finished(run, summary, examples, make_report(summary, examples))
 
 
 class Raw:
@@ -87,8 +105,8 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def test_the_summary_is_what_the_files_say(run: SampleRun) -> None:
-    raw, summary = Raw(run), summarise(run.store, LAYOUT)
+def test_the_summary_is_what_the_files_say(finished: Finished) -> None:
+    raw, summary = Raw(finished.run), finished.summary
     assert (summary.first_rounds, summary.last_rounds) == ((0, 1, 2), tuple(range(6, 16)))
     assert summary.reward.before == pytest.approx(raw.reward(raw.names, range(3)))
     assert summary.reward.after == pytest.approx(raw.reward(raw.names, range(6, 16)))
@@ -112,8 +130,8 @@ def test_the_summary_is_what_the_files_say(run: SampleRun) -> None:
     assert summary.versions["tasks"] == "stand-in 1" and summary.versions["rl_swarm"]
 
 
-def test_every_number_on_the_card_is_read_from_the_run(run: SampleRun) -> None:
-    raw, text = Raw(run), card_of(summarise(run.store, LAYOUT), examples_of(run))
+def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> None:
+    raw, text = Raw(finished.run), card_of(finished.summary, finished.examples)
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
     assert text.splitlines()[0] == "RL Swarm trial: 3 nodes, 16 rounds, 32 s"
     assert re.search(rf"^  reward +{before:.3f} +{after:.3f}  {after / before:.1f} times$", text, re.MULTILINE)
@@ -140,8 +158,8 @@ def test_every_number_on_the_card_is_read_from_the_run(run: SampleRun) -> None:
     assert "\x1b" not in text
 
 
-def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(run: SampleRun) -> None:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", card_of(summarise(run.store, LAYOUT), examples_of(run), terminal=True, width=70))
+def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(finished: Finished) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", card_of(finished.summary, finished.examples, terminal=True, width=70))
     frame = text[: text.index("╯")]
     assert "peers trained on your rollouts" in frame and "rl-swarm ask" not in frame
     assert max(len(line) for line in frame.splitlines()) <= 70
@@ -149,9 +167,9 @@ def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(run: SampleR
     assert len(commands) == 4 and any(len(line) > 70 for line in commands)
 
 
-def test_paths_with_spaces_make_commands_that_can_be_pasted(run: SampleRun) -> None:
+def test_paths_with_spaces_make_commands_that_can_be_pasted(finished: Finished) -> None:
     places = replace(PLACES, store="./my data; rm -rf ~")
-    card = sections(summarise(run.store, LAYOUT), [], places, "my venv/rl-swarm")
+    card = sections(finished.summary, [], places, "my venv/rl-swarm")
     command = next(line for line in card[-1].lines if " status " in line).strip()
     assert command == "'my venv/rl-swarm' status --gdrive-path './my data; rm -rf ~' --experiment-name trial"
 
@@ -192,15 +210,19 @@ def inspect(page: str) -> Inspector:
     return found
 
 
-def test_the_page_holds_everything_and_loads_nothing(run: SampleRun) -> None:
-    raw, summary = Raw(run), summarise(run.store, LAYOUT)
-    report = make_report(summary, examples_of(run))
+def test_the_page_holds_everything_and_loads_nothing(finished: Finished) -> None:
+    raw, summary, report = Raw(finished.run), finished.summary, finished.report
     page = report[PAGE].decode()
     found = inspect(page)
     assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers
     assert all(source.startswith("data:image/png;base64,") for source in found.sources)
     assert len(found.sources) == 2, "for light and for dark"
-    assert base64.b64decode(found.sources[1].partition(",")[2]) == report[PICTURE]
+    dark, light = (base64.b64decode(source.partition(",")[2]) for source in found.sources)
+    assert dark != light == report[PICTURE]
+    for data in (dark, light):
+        assert data.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", data[16:24])
+        assert 1000 <= width <= 2000 and 700 <= height <= 1500
     assert not re.search(r"https?:|url\(|@import", page)
     assert "prefers-color-scheme: dark" in page
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
@@ -229,10 +251,10 @@ def hostile_summary(summary: Summary) -> Summary:
     )
 
 
-def test_nothing_hostile_takes_effect_on_page_card_or_picture(run: SampleRun) -> None:
-    summary = hostile_summary(summarise(run.store, LAYOUT))
+def test_nothing_hostile_takes_effect_on_page_card_or_picture(finished: Finished) -> None:
+    summary = hostile_summary(finished.summary)
     bad = Answered(HOSTILE, HOSTILE, 0.0, HOSTILE)
-    examples = [*examples_of(run), Example(HOSTILE, bad, replace(bad, prompt="other"))]
+    examples = [*finished.examples, Example(HOSTILE, bad, replace(bad, prompt="other"))]
     assert any(HOSTILE in (each.before.text, each.after.text) for each in examples[:-1]), "the run itself holds it"
     page = run_page(summary, examples, NO_PICTURE)
     found = inspect(page)
@@ -248,15 +270,6 @@ def test_nothing_hostile_takes_effect_on_page_card_or_picture(run: SampleRun) ->
 
 def test_names_that_a_drawing_library_would_misread_are_drawn() -> None:
     assert [label(name) for name in ("w1", "_w1", "$x^", "größe")] == ["w1", " _w1", "$x^", r"gr\xf6\xdfe"]
-
-
-def test_the_picture_is_a_png_of_a_fit_size(run: SampleRun) -> None:
-    drawn = draw(summarise(run.store, LAYOUT))
-    assert drawn.light != drawn.dark
-    for data in (drawn.light, drawn.dark):
-        assert data.startswith(b"\x89PNG")
-        width, height = struct.unpack(">II", data[16:24])
-        assert 1000 <= width <= 2000 and 700 <= height <= 1500
 
 
 def empty_summary() -> Summary:
@@ -288,7 +301,7 @@ def test_a_round_done_again_and_foreign_rows_count_once_and_not_at_all(run: Samp
     found = summarise(run.store, LAYOUT)
     assert replace(found, damaged=()) == expected
     [damaged] = found.damaged
-    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 4} lines are none that a node writes"
+    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 4} lines are not what a node writes"
 
 
 def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> None:
@@ -392,10 +405,12 @@ def test_the_example_on_the_card_is_the_first_that_turned_and_says_so() -> None:
     assert "the first, since none turned from wrong to right;" in card_of(empty_summary(), [stayed])
 
 
-def test_published_examples_are_the_first_completions_not_the_best(run: SampleRun) -> None:
-    [example] = examples_of(run)
+def test_published_examples_are_the_first_completions_not_the_best(finished: Finished) -> None:
+    [example] = finished.examples
     first, last = (
-        json.loads((Raw(run).root / "rollouts" / f"round_{number}" / "stage_0" / "w1.json").read_text())["rollouts"]["0"][0]
+        json.loads((Raw(finished.run).root / "rollouts" / f"round_{number}" / "stage_0" / "w1.json").read_text())["rollouts"]["0"][
+            0
+        ]
         for number in (0, 15)
     )
     assert (example.before.text, example.before.reward, example.before.prompt) == (
@@ -451,13 +466,13 @@ def test_showing_a_run_needs_neither_torch_nor_the_drawing_library_until_the_end
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_picture_of_the_readme_is_made_from_a_run(run: SampleRun, tmp_path: Path) -> None:
+def test_the_picture_of_the_readme_is_made_from_a_run(finished: Finished, tmp_path: Path) -> None:
     path = Path(__file__).parents[2] / "scripts" / "picture.py"
     specification = importlib.util.spec_from_file_location("picture", path)
     assert specification and specification.loader
     picture = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(picture)
     target = tmp_path / "demo.svg"
-    picture.main(run.store.url, "trial", str(target))
+    picture.main(finished.run.store.url, "trial", str(target))
     text = target.read_text("utf-8").replace("&#160;", " ")
     assert "11 of 16 rounds" in text and "@font-face" not in text and "url(http" not in text
