@@ -16,9 +16,9 @@ from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Preset, parse_splits
 from rl_swarm.reproduce.results import CellResult
-from rl_swarm.reproduce.schedule import Schedule, Standing
+from rl_swarm.reproduce.schedule import Schedule
 from rl_swarm.reproduce.table import Provenance, write_report
-from rl_swarm.show.formats import duration, number
+from rl_swarm.show.formats import number
 from rl_swarm.store import open_store
 from rl_swarm.tasks import parse_tasks
 
@@ -59,13 +59,13 @@ def reproduce(
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
     _say(
         console,
-        f"{wanted.preset}: {preset.about}. {preset.nodes} nodes, {len(cells)} cells, {parallel} at a time; stop with Ctrl-C, the "
-        "same command goes on",
+        f"{wanted.preset}: {preset.about}. {preset.nodes} nodes, {len(cells)} cells, {parallel} at a time; stop with Ctrl-C, "
+        "continue with the same command",
     )
     schedule = Schedule(cells, wanted.output / "cells", parallel, Shown(console))
     results = schedule.run()
     if schedule.stopping:
-        _say(console, f"stopped: {len(results)} of {len(cells)} cells are done; the same command goes on")
+        _say(console, f"stopped: {len(results)} of {len(cells)} cells are done; continue with the same command")
         return False
     if wanted.pilot:
         show_pilot(results, console)
@@ -124,13 +124,10 @@ class Shown:
         self._done = -1
         self._at = -SHOWN_EVERY_SECONDS
 
-    def __call__(self, standing: Standing) -> None:
-        if standing.done == self._done and self.now() - self._at < SHOWN_EVERY_SECONDS:
-            return
-        self._done, self._at = standing.done, self.now()
-        left = "" if standing.seconds_left is None else f", {duration(standing.seconds_left)} left"
-        running = "; ".join(f"{name} {done}/{rounds}" for name, done, rounds in standing.running)
-        _say(self.console, f"{standing.done} of {standing.cells} cells{left}" + (f": {running}" if running else ""))
+    def __call__(self, done: int, line: str) -> None:
+        if done != self._done or self.now() - self._at >= SHOWN_EVERY_SECONDS:
+            self._done, self._at = done, self.now()
+            _say(self.console, line)
 
 
 def show_pilot(results: list[CellResult], console: Console) -> None:

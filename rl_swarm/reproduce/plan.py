@@ -252,9 +252,9 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
     def main(arm: Arm) -> bool:
         return not arm.ablation and (arm.split.external == 0 or arm.name == preset.best)
 
-    few = min(FEW_SEEDS, preset.seeds)
+    few, made_by = min(FEW_SEEDS, preset.seeds), versions()
     cells = [
-        Cell(arm, seed, preset.rounds, dict(settings), versions())
+        Cell(arm, seed, preset.rounds, dict(settings), made_by)
         for arm in arms
         for seed in preset.seeds_from[: preset.seeds if main(arm) else few]
     ]
@@ -263,8 +263,8 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
 
 def pilot_cells(preset: Preset, settings: Mapping[str, str]) -> list[Cell]:
     """All splits on the pilot seeds: the baseline to see its plateau, the others to name the best."""
-    arms = arms_of(preset)
-    return [Cell(arm, seed, preset.pilot_rounds, dict(settings), versions()) for seed in PILOT_SEEDS for arm in arms]
+    arms, made_by = arms_of(preset), versions()
+    return [Cell(arm, seed, preset.pilot_rounds, dict(settings), made_by) for seed in PILOT_SEEDS for arm in arms]
 
 
 def horizon(curves: Iterable[Sequence[float]]) -> int:

@@ -18,6 +18,7 @@ from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import on_signals
 from rl_swarm.reproduce.plan import Cell
 from rl_swarm.reproduce.results import CellResult, load
+from rl_swarm.show.formats import duration
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
@@ -26,16 +27,6 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 class CellFailed(SwarmError):
     """A cell ended without a result."""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The progress of the schedule; `seconds_left` is None until there is a pace to go by."""
-
-    done: int
-    cells: int
-    running: tuple[tuple[str, int, int], ...]  # arm with seed, rounds done, rounds
-    seconds_left: float | None
 
 
 class _Running(Child):
@@ -67,12 +58,12 @@ class _Running(Child):
 
 @dataclass
 class Schedule:
-    """`parallel` processes at most; `watch` is called several times a second with the standing."""
+    """`parallel` processes at most; `watch` is called several times a second with the number of finished cells and a line."""
 
     cells: Sequence[Cell]
     folder: Path
     parallel: int
-    watch: Callable[[Standing], None] = lambda standing: None
+    watch: Callable[[int, str], None]
     stopping: bool = False
     _running: list[_Running] = field(default_factory=list)
     _finished: dict[str, CellResult] = field(default_factory=dict)
@@ -92,7 +83,7 @@ class Schedule:
                     while waiting and len(self._running) < self.parallel:
                         self._running.append(_Running(waiting.pop(0), self.folder))
                     self._collect()
-                    self.watch(self._standing())
+                    self.watch(len(self._finished), self._progress())
                     time.sleep(POLL_SECONDS)
             finally:
                 self._stop()
@@ -112,13 +103,16 @@ class Schedule:
             self._finished[running.cell.id] = result
             running.tidy()
 
-    def _standing(self) -> Standing:
+    def _progress(self) -> str:
         done = sum(cell.effort for cell in self.cells if cell.id in self._finished)
         done += sum(each.cell.effort * each.rounds / each.cell.rounds for each in self._running)
         spent, gained = time.monotonic() - self._began, done - self._effort_before
         left = sum(cell.effort for cell in self.cells) - done
-        running = tuple((f"{each.cell.arm.name} seed {each.cell.seed}", each.rounds, each.cell.rounds) for each in self._running)
-        return Standing(len(self._finished), len(self.cells), running, spent * left / gained if gained > 0 else None)
+        remaining = f", {duration(spent * left / gained)} left" if gained > 0 else ""
+        running = "; ".join(
+            f"{each.cell.arm.name} seed {each.cell.seed} {each.rounds}/{each.cell.rounds}" for each in self._running
+        )
+        return f"{len(self._finished)} of {len(self.cells)} cells{remaining}" + (f": {running}" if running else "")
 
     def _stop(self) -> None:
         for running in self._running:

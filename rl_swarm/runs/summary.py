@@ -178,7 +178,7 @@ class _Files:
 
     def _expect(self, key: str, lines: int, usable: int) -> None:
         if usable < lines:
-            self._damaged(key, f"{lines - usable} of {lines} lines are none that a node writes")
+            self._damaged(key, f"{lines - usable} of {lines} lines are not what a node writes")
 
     def _damaged(self, key: str, why: object) -> None:
         self.damaged.append(f"{key}: {why}")
