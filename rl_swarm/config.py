@@ -229,6 +229,7 @@ class Config:
 
 SETTINGS: dict[str, Setting] = {item.name: item.metadata["setting"] for item in fields(Config) if "setting" in item.metadata}
 VARIABLES = {item.variable for item in SETTINGS.values()}
+SHARED_VARIABLES = {item.variable for item in SETTINGS.values() if item.shared}
 
 TEST_MODE = {"max_rounds": 3, "own_count": 4, "group_size": 4}
 WITH_NANO = {"tasks": "easy", "max_new_tokens": 24, "learning_rate": 3e-4}
@@ -279,10 +280,6 @@ def describe(config: Config) -> list[dict[str, Any]]:
 def shared_settings(config: Config) -> dict[str, str]:
     """The settings that the first node of an experiment publishes, as text for the environment."""
     return {item.variable: str(getattr(config, field_name)) for field_name, item in SETTINGS.items() if item.shared}
-
-
-def shared_variables() -> set[str]:
-    return {item.variable for item in SETTINGS.values() if item.shared}
 
 
 def require(config: Config, *field_names: str) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import Config, load, model_folder, shared_settings, shared_variables
+from rl_swarm.config import SHARED_VARIABLES, Config, load, model_folder, shared_settings
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
 from rl_swarm.identity import Identity, allowed_keys, can_check
@@ -75,7 +75,7 @@ def _check_document(found: Experiment, layout: Layout) -> None:
         raise ConfigError(f"{wrong}, its file says that it is {found.experiment[:80]!r}: {remedy}")
     if not GROUP_LIMITS[0] <= found.group_limits[0] <= found.group_limits[1] <= GROUP_LIMITS[1]:
         raise ConfigError(f"{wrong}, its groups have {found.group_limits} completions, {GROUP_LIMITS} are the limits: {remedy}")
-    unknown = found.settings.keys() - shared_variables()
+    unknown = found.settings.keys() - SHARED_VARIABLES
     if unknown:
         raise ConfigError(f"{wrong}, it has settings that this version does not share ({', '.join(sorted(unknown)[:3])}): {remedy}")
     for name, value in found.settings.items():

@@ -291,10 +291,6 @@ class _Loader:
             )
         self.end = weakref.finalize(self, _end_loader, self._process, self._orders, self._output)
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def start(self, pipes: Sequence[int]) -> int:
         """Have a helper forked with these ends of its pipes, and return its number. If the loader has died, they just close."""
         number = next(self._numbers)
@@ -337,7 +333,7 @@ def warm_up() -> _Loader:
     """Begin to load reasoning-gym in the background, unless a loader is running; it takes some seconds."""
     global _loader
     with _lock:
-        if _loader is None or not _loader.running:
+        if _loader is None or _loader._process.poll() is not None:
             _loader = _Loader()
         return _loader
 
