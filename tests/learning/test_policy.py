@@ -198,7 +198,7 @@ def test_a_decoder_that_is_not_frozen_samples_the_same(architecture: str, monkey
     """As on a GPU."""
     made = policy(architecture)
     expected = answers(made)
-    monkeypatch.setattr(LeanDecoder, "frozen", lambda self, length: self)
+    monkeypatch.setattr("rl_swarm.learning.engine.sampling.FrozenDecoder", lambda decoder, length: decoder)
     assert [[done.token_ids for done in group] for group in answers(made)] == [
         [done.token_ids for done in group] for group in expected
     ]

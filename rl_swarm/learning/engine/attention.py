@@ -45,10 +45,6 @@ class PackedDecoder(Protocol):
 
     def __call__(self, embedded_ND: Tensor, positions_N: Tensor, pattern: Pattern, wanted_X: Tensor | None = None) -> Tensor: ...
 
-    def frozen(self, length: int) -> "PackedDecoder":
-        """The same decoder for many small passes without a gradient, over up to `length` tokens, valid until the weights change."""
-        ...
-
 
 class HostedDecoder:
     """A decoder of transformers, of any architecture that lets its attention be replaced."""
@@ -67,9 +63,6 @@ class HostedDecoder:
         finally:
             config._attn_implementation = before
         return hidden[0] if wanted_X is None else hidden[0].index_select(0, wanted_X)
-
-    def frozen(self, length: int) -> "HostedDecoder":
-        return self
 
 
 class Prompts:

@@ -64,13 +64,10 @@ class LeanDecoder:
     def _gated(self, layer: Any, normed_ND: Tensor) -> Tensor:
         return _Gated.apply(normed_ND, layer.gate.weight, layer.up.weight, layer.down.weight)
 
-    def frozen(self, length: int) -> "LeanDecoder":
-        """On a CPU the joined matrices are worth their memory; on a GPU the large batches of an evaluation need it."""
-        return FrozenDecoder(self, length) if self._layers[0].output.weight.device.type == "cpu" else self
-
 
 class FrozenDecoder(LeanDecoder):
-    """A decoder without gradients, valid until the weights change: matrices with the same input are joined into larger ones."""
+    """A decoder for many small passes without a gradient, over up to `length` tokens, valid until the weights change. Matrices with
+    the same input are joined, so that there are fewer and larger products."""
 
     def __init__(self, decoder: LeanDecoder, length: int) -> None:
         vars(self).update(vars(decoder))

@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_swarm.learning.engine import logits
 from rl_swarm.learning.engine.architecture import accepted_arguments
 from rl_swarm.learning.engine.attention import Growing, PackedDecoder, Prompts
-from rl_swarm.learning.engine.lean import FrozenDecoder
+from rl_swarm.learning.engine.lean import FrozenDecoder, LeanDecoder
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,13 @@ class Sampler:
 
     def sample(self, prompts: Sequence[Sequence[int]], group_size: int, uniforms_IGT: Tensor | None) -> list[Sampled]:
         """Continue every prompt `group_size` times, by the given uniform numbers or, without them, greedily."""
-        with torch.no_grad():
-            length = max(map(len, prompts)) + self.max_new_tokens
-            decoder = None if self.decoder is None else self.decoder.frozen(length)
+        decoder = self.decoder
+        # On a CPU the joined matrices are worth their memory; on a GPU the large batches of an evaluation need it.
+        if frozen := isinstance(decoder, LeanDecoder) and self.device.type == "cpu":
+            with torch.no_grad():
+                decoder = FrozenDecoder(decoder, max(map(len, prompts)) + self.max_new_tokens)
         # Tensors that a model of transformers caches here must stay usable in training; ours do not outlive the call.
-        with torch.inference_mode(isinstance(decoder, FrozenDecoder)), torch.no_grad():
+        with torch.inference_mode(frozen), torch.no_grad():
             batch: PackedBatch | PaddedBatch
             batch = PaddedBatch(self, prompts, group_size) if decoder is None else PackedBatch(self, decoder, prompts, group_size)
             return self._continue(batch, len(prompts) * group_size, uniforms_IGT)
