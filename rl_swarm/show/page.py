@@ -1,5 +1,7 @@
 """Build one HTML page that holds everything: no script, no other file, nothing from the network.
 
+    make_page("Title", element("h2", "Nodes"), table(("node", "reward"), rows, numbers=1), image(picture, "alt", "caption"))
+
 Every part escapes what it is given unless that is `Html` already, so text of strangers cannot become markup. A policy inside the
 page also forbids the browser to load or run anything.
 """
