@@ -142,7 +142,7 @@ def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Out
     with tempfile.TemporaryDirectory(prefix="poison-") as folder:
         workers = [make_worker(store, Path(folder), name, SEED=seed, MAX_ROUNDS=rounds, **settings) for name in HONEST]
         for worker in workers:  # a process that is paused for minutes must not lose rollouts to a time-out
-            worker.swarm.exchange.settings = replace(worker.swarm.exchange.settings, fetch_seconds=1e9)
+            worker.swarm.exchange.config = replace(worker.swarm.exchange.config, fetch_seconds=1e9)
         nodes = [*workers, *(Hostile(name, attack, store, seed) for name in HOSTILE if external)]
         for number in range(rounds):
             order = list(nodes)

@@ -1,1 +1,1 @@
-"""What nodes say to each other through a store."""
+"""How nodes of an experiment communicate through a store."""

@@ -1,7 +1,8 @@
-"""The settings that a swarm must agree on, published once by whoever starts first and taken from there by everyone else."""
+"""The settings that a swarm must agree on: the first node publishes them, all others take them from there."""
 
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -26,7 +27,7 @@ OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERAT
 
 
 class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`key` is the founder's where the document is signed, checked by `read`; the keys `announcers` may announce rounds, too."""
+    """`key` is the founder's public key if the document is signed, checked by `read`. `announcers` may announce rounds, too."""
 
     schema: int
     experiment: Annotated[str, Meta(max_length=64)]
@@ -42,10 +43,10 @@ class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment | None:
-    """The experiment's settings, or None while they are not there, or not all of them.
+    """Read the experiment's settings; None while they are missing or incomplete.
 
-    They are a stranger's: raise ConfigError with one line for what no node of ours would have published, and for what `founder`, if
-    it is given, has not signed.
+    A stranger may have written them: raise ConfigError if no node of ours would have published them, or if `founder` is given and
+    has not signed them.
     """
     try:
         data = store.get(layout.experiment, limit=SMALL_BYTES)
@@ -68,33 +69,37 @@ def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment
 
 
 def _check_document(found: Experiment, layout: Layout) -> None:
-    """Every field against what it may be, so that what follows from it is bounded: folders, names, and work to be done."""
+    """Raise ConfigError unless every field is within its bounds: folders, names and work follow from them."""
     wrong = f"the experiment {layout.experiment_name!r} must not be joined"
-    remedy = "it was damaged or changed, ask whoever started it"
-    if found.experiment != layout.experiment_name:
-        raise ConfigError(f"{wrong}, its file says that it is {found.experiment[:80]!r}: {remedy}")
-    if not GROUP_LIMITS[0] <= found.group_limits[0] <= found.group_limits[1] <= GROUP_LIMITS[1]:
-        raise ConfigError(f"{wrong}, its groups have {found.group_limits} completions, {GROUP_LIMITS} are the limits: {remedy}")
-    unknown = found.settings.keys() - SHARED_VARIABLES
-    if unknown:
-        raise ConfigError(f"{wrong}, it has settings that this version does not share ({', '.join(sorted(unknown)[:3])}): {remedy}")
-    for name, value in found.settings.items():
-        if len(value) > (most := LONGEST_TASKS if name == "TASKS" else LONGEST_SETTING):
-            raise ConfigError(f"{wrong}, its {name} has {len(value)} characters, {most} are the most: {remedy}")
     try:
-        config = load({}, {}, found.settings)
+        fault = next(_faults(found, layout), None)
     except ConfigError as error:
         raise ConfigError(f"{wrong}, {error}") from None
+    if fault:
+        raise ConfigError(f"{wrong}, {fault}: it was damaged or changed, ask whoever started it")
+
+
+def _faults(found: Experiment, layout: Layout) -> Iterator[str]:
+    if found.experiment != layout.experiment_name:
+        yield f"its file says that it is {found.experiment[:80]!r}"
+    if not GROUP_LIMITS[0] <= found.group_limits[0] <= found.group_limits[1] <= GROUP_LIMITS[1]:
+        yield f"its groups have {found.group_limits} completions, {GROUP_LIMITS} are the limits"
+    if unknown := found.settings.keys() - SHARED_VARIABLES:
+        yield f"it has settings that this version does not share ({', '.join(sorted(unknown)[:3])})"
+    for name, value in found.settings.items():
+        if len(value) > (most := LONGEST_TASKS if name == "TASKS" else LONGEST_SETTING):
+            yield f"its {name} has {len(value)} characters, {most} are the most"
+    config = load({}, {}, found.settings)
     if not MODEL.fullmatch(config.model):
-        raise ConfigError(f"{wrong}, its MODEL_NAME is neither on the hub nor a name, got {config.model[:80]!r}: {remedy}")
+        yield f"its MODEL_NAME is neither on the hub nor a name, got {config.model[:80]!r}"
     if config.tasks.count(",") > MOST_TASKS:
-        raise ConfigError(f"{wrong}, it has more than {MOST_TASKS} tasks: {remedy}")
+        yield f"it has more than {MOST_TASKS} tasks"
 
 
 def publish(
     store: Store, layout: Layout, config: Config, tasks_version: str, clock: Clock, identity: Identity | None = None
 ) -> Experiment:
-    """Write experiment.json if nobody has, signed where there is an identity; return the one that counts, whoever wrote it."""
+    """Write experiment.json unless it exists, signed if there is an identity; return the one that counts."""
     existing = read(store, layout, config.founder)
     if existing is None:
         if config.founder and (identity is None or identity.public != config.founder):
@@ -125,7 +130,7 @@ def publish(
 
 
 def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
-    """What whoever only looks at a run checks its documents with; nothing where it is not signed, or cannot be checked here.
+    """The signatures for a reader of a run; they check nothing if it is not signed, or cannot be checked here.
 
     Raises ConfigError if the experiment is not `founder`'s.
     """
@@ -141,37 +146,33 @@ def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatur
 
 
 def address(store: Store, experiment: Experiment) -> str:
-    """What others join with. The id is part of it: the founder may have signed another experiment of this name before."""
+    """The address that others join with. It includes the id: the founder may have signed an older experiment of this name."""
     return f"{store.url}/{experiment.experiment}#{experiment.key}-{experiment.experiment_id}"
 
 
 def announcers(experiment: Experiment) -> frozenset[str]:
-    """The keys that may announce rounds; none where the experiment is not signed, so that anybody may."""
+    """The public keys that may announce rounds; none if the experiment is not signed, so anybody may."""
     return frozenset((experiment.key, *experiment.announcers)) if experiment.key else frozenset()
 
 
 def check_announcer(role: str, signatures: Signatures) -> None:
     """Stop a coordinator whose key may not announce rounds."""
-    public = signatures.identity.public if signatures.identity else None
-    if role == "coordinator" and signatures.announcers and public not in signatures.announcers:
+    if role == "coordinator" and signatures.announcers and signatures.public not in signatures.announcers:
         raise ConfigError(
-            f"SWARM_IDENTITY may not announce rounds in this experiment, its key is {public}: use the founder's, or have the "
-            "experiment started with SWARM_COORDINATOR_KEYS that name this one"
+            f"SWARM_IDENTITY may not announce rounds in this experiment, its key is {signatures.public}: use the founder's, or "
+            "have the experiment started with SWARM_COORDINATOR_KEYS that name this one"
         )
 
 
 def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str]]:
-    """What taking part means, for people who are about to: names of things and their values."""
+    """What taking part means, as names and values, for people who are about to join."""
     settings = experiment.settings
     tasks = settings.get("TASKS", "")
     code = [entry.rpartition("/")[2] for entry in tasks.split(",") if ".py@" in entry]
     sharing = (f"{word} {settings.get(name, '?')}" for word, name in (("I", OWN), ("J", EXTERNAL), ("G", GROUP)))
     signed = f"{experiment.key}, " + ("the founder that you named" if founder else "whom you may insist on by #KEY in the address")
     return [
-        (
-            "experiment",
-            f"{experiment.experiment}, id {experiment.experiment_id[:8]}, begun by {experiment.created_by or 'somebody'}",
-        ),
+        ("experiment", f"{experiment.experiment}, id {experiment.experiment_id[:8]}, begun by {experiment.created_by or '?'}"),
         ("model", settings.get("MODEL_NAME", "?")),
         ("tasks", tasks if len(tasks) <= LONGEST_SHOWN else tasks[:LONGEST_SHOWN] + " …"),
         ("code", ", ".join(code) if code else "none"),
@@ -181,13 +182,13 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
 
 
 def public_model(name: str) -> str:
-    """The name of a model as others may know it: of a folder only the last part, marked as a folder."""
+    """The name of a model for others: of a folder only the last part, marked as a folder."""
     folder = model_folder(name)
     return f"./{folder.name}" if folder.is_dir() or folder.is_absolute() or name.startswith((".", "~")) else name
 
 
 def check_model(config: Config, experiment: Experiment) -> None:
-    """Stop whoever needs the experiment's model where that is somebody's folder."""
+    """Stop a command that needs the experiment's model if that is somebody's folder."""
     if not config.explicit("model") and config.model.startswith("./"):
         raise ConfigError(
             f"the experiment {experiment.experiment!r} trains a model from a folder, {config.model[2:]!r}, which is not shared: "
@@ -196,7 +197,7 @@ def check_model(config: Config, experiment: Experiment) -> None:
 
 
 def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
-    """Stop a node whose explicit settings contradict the experiment: peers could not check its rollouts, nor it theirs."""
+    """Stop a node whose settings contradict the experiment: it and its peers could not check each other's rollouts."""
     agreed = experiment.settings.get("TASKS")
     if config.explicit("tasks") and canonical(tasks_of(config)) != agreed:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A swarm whose nodes share a store: rounds are announced there, rollouts and rewards published, peers' rollouts read."""
+"""A swarm that shares a store: its nodes announce rounds, publish rollouts and rewards, and read peers' rollouts there."""
 
 import random
 from collections.abc import Callable

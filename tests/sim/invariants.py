@@ -185,7 +185,7 @@ class Witness:
             )
         unused = {name for names in there.values() for name in names} - used
         peers = self._peers_in_window(life.node_id, number) if wanted else set()
-        budget = self.baton.now - began < worker.swarm.exchange.settings.fetch_seconds and len(peers) <= self.scenario.fetch_peers
+        budget = self.baton.now - began < worker.swarm.exchange.config.fetch_seconds and len(peers) <= self.scenario.fetch_peers
         expected = min(wanted, len(unused))
         if len(found) < expected:
             self.note(life.node_id, f"found {len(found)} of {expected} rollouts")

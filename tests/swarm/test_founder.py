@@ -145,7 +145,7 @@ def play(swarm: LocalSwarm, folder: Path, attack: bool, names: tuple[str, ...] =
 
 
 def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None:
-    settings = {"MAX_ROUNDS": ROUNDS, "NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "COORDINATOR_ROUND_INTERVAL": 20}
+    settings = {"MAX_ROUNDS": 3, "NUM_TRAIN_SAMPLES": 2, "NUM_GENERATIONS": 4, "COORDINATOR_ROUND_INTERVAL": 20}
     found = []
     for name in ("quiet", "attacked"):
         (tmp_path / name).mkdir()
@@ -156,7 +156,7 @@ def test_forged_documents_change_nothing_in_a_real_swarm(tmp_path: Path) -> None
             found.append(play(swarm, tmp_path / name, name == "attacked"))
         finally:
             swarm.close()
-    assert found[0] == found[1] and [row[0] for row in found[0]["w0"]] == list(range(ROUNDS))
+    assert found[0] == found[1] and [row[0] for row in found[0]["w0"]] == list(range(3))
     said = swarm.console("boss") + swarm.console("w0")
     assert "refused, 1 so far for this reason" in said
     assert "somebody had put a file of theirs at" in said, "and its own documents were put in their place"
