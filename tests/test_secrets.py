@@ -63,7 +63,7 @@ def test_a_token_and_a_key_reach_no_store_log_report_or_process_list_and_nobody_
                 for pid in descendants(process.pid):
                     seen.add(command_line(pid))
                     listeners += listening(pid)
-                time.sleep(0.2)
+                time.sleep(0.05)
         finally:
             process.kill()
             process.wait()

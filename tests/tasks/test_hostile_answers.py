@@ -17,12 +17,6 @@ REFUSED = {
     "list_functions": "makes other questions of the same seed",
 }
 
-GATED = {
-    *("binary_matrix", "bitwise_arithmetic", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"),
-    *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),
-    *("coin_flip", "propositional_logic", "rubiks_cube", "rush_hour"),
-}
-
 # The mistake that the gates prevent: a verifier that evaluates what it is given.
 CARELESS = """
 def question(seed, index):
@@ -59,28 +53,16 @@ def watcher() -> Iterator[Watcher]:
         yield found
 
 
-def assert_unharmed(names: list[str], folder: Path, watcher: Watcher) -> None:
-    before = memory_mb()
-    outcomes = [attack(name, 20, seed, folder, watcher) for seed, name in enumerate(names)]
-    assert [outcome.faults for outcome in outcomes if outcome.faults] == []
-    assert {outcome.task for outcome in outcomes if outcome.refused} == REFUSED.keys() & set(names)
-    assert all(outcome.answers == 20 for outcome in outcomes if not outcome.refused)
-    assert memory_mb() - before < GROWTH_MB
-
-
-def test_twenty_hostile_answers_for_every_gated_task_and_some_others(
-    folder: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
-    names = all_tasks()
-    assert len(names) > 95 and set(names) > GATED
-    assert_unharmed(sorted({*GATED, *names[::6], "list_functions"}), folder, watcher)
-
-
-@pytest.mark.slow
 def test_twenty_hostile_answers_for_every_task(folder: Path, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helper, "JUDGE_SECONDS", 1.0)
-    assert_unharmed(all_tasks(), folder, watcher)
+    before = memory_mb()
+    names = all_tasks()
+    assert len(names) > 95
+    outcomes = [attack(name, 20, seed, folder, watcher) for seed, name in enumerate(names)]
+    assert [outcome.faults for outcome in outcomes if outcome.faults] == []
+    assert {outcome.task for outcome in outcomes if outcome.refused} == REFUSED.keys()
+    assert all(outcome.answers == 20 for outcome in outcomes if not outcome.refused)
+    assert memory_mb() - before < GROWTH_MB
 
 
 def test_answers_that_are_executed_leave_traces(folder: Path) -> None:
