@@ -22,7 +22,7 @@ Where each of the twenty attacks is tried, or why it needs no process here:
     14 test_documents.py, test_users.py, test_nodes.py
     15 test_nodes.py         tracebacks; the chat template and an old transformers are left to the tests of their modules
     16 the spool under its own lock: tests/swarm/test_publisher.py
-    17 weights of external completions: tests/learning/test_grpo.py, tests/learning/test_trainer.py
+    17 weights of external completions: tests/learning/test_corrections.py, tests/learning/test_trainer.py
     18 test_nodes.py         a mount that hangs
     19 merging of logs: tests/node/test_journal.py
     20 patience of the launcher, which a process would show only in minutes: tests/tools/test_launch.py

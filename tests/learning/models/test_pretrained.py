@@ -1,6 +1,7 @@
 """A real pretrained model through two full rounds: SmolLM2-135M-Instruct, from a package on PyPI (98 MB, never committed)."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -9,8 +10,8 @@ import torch
 
 from benchmarks.smollm2 import smollm2
 from rl_swarm.config import load
-from rl_swarm.learning import grpo
-from rl_swarm.learning.engine.forward import Passage, make_reader
+from rl_swarm.learning.corrections import TOKENS_A_GUESS, Guarded, ScoredPassage
+from rl_swarm.learning.engine.forward import make_reader
 from rl_swarm.node.learner import make_learner
 from rl_swarm.rollout import Question
 from rl_swarm.store.memory import MemoryStore
@@ -50,24 +51,28 @@ def test_a_model_finds_what_it_writes_itself_plausible_also_when_that_is_long() 
     questions = [Question(text) for text in asked]
     policy = learner.policy
     passages = [
-        Passage(tuple(policy.prompt_ids(question.prompt)), completion.token_ids)
+        ScoredPassage(
+            tuple(policy.prompt_ids(question.prompt)),
+            completion.token_ids,
+            replace(completion, token_ids=()),
+            advantage=1.0,
+            whole=True,
+        )
         for question, group in zip(questions, policy.answer(questions, 4, seed=1), strict=True)
         for completion in group
     ]
     vocabulary = policy.model.config.vocab_size
     kept, spent = [], []
     with torch.no_grad():
-        for _, reading in make_reader(policy).parts(policy.model, passages, 1 << 14):
-            strangers = torch.ones(len(reading.mask_BT), dtype=torch.bool)
-            kept += grpo.plausible_weights(
-                reading.logprobs_BT, reading.entropies_BT, reading.mask_BT, strangers, vocabulary
-            ).tolist()
+        reader = make_reader(policy.model, policy.decoder, policy.temperature, policy.pad_id)
+        for rows, reading in reader.parts(passages, 1 << 14):
+            kept += Guarded(vocabulary).weights([passages[row] for row in rows], reading).tolist()
             usual_BT = reading.entropies_BT + math.log(vocabulary) / 2
             surprises_BT = (-reading.logprobs_BT - usual_BT).clamp(min=0) * reading.mask_BT
             spent += (surprises_BT.sum(-1) / reading.mask_BT.sum(-1)).tolist()
     lengths = [len(passage.completion_ids) for passage in passages]
-    allowed = math.log(vocabulary) / grpo.TOKENS_A_GUESS
+    allowed = math.log(vocabulary) / TOKENS_A_GUESS
     print(f"tokens {fmean(lengths):.0f}, surprise a token {fmean(spent):.3f} of {allowed:.3f} nats, kept {fmean(kept):.2f}")
-    assert fmean(lengths) > 2 * grpo.TOKENS_A_GUESS
+    assert fmean(lengths) > 2 * TOKENS_A_GUESS
     assert fmean(spent) < allowed / 2
     assert fmean(kept) >= 0.9
