@@ -12,7 +12,7 @@ import pytest
 from tests.support.imports import PACKAGE, TOUR, cycle, drawing, folders, module_files, modules
 
 # Torch takes seconds to import: only what computes with tensors may, all others ask for it where they need it.
-TORCH = ("learning.", "tools.memory")
+TORCH = "learning."
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

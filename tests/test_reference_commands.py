@@ -83,7 +83,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminals]:
     """TEST_MODE with nano and J = 2, done. More questions than TEST_MODE has, so that nano surely finds something to share."""
     folder = tmp_path_factory.mktemp("terminals")
     terminals = Terminals(
-        folder, "nano", NUM_TRANSPLANT_TREES=2, NUM_TRAIN_SAMPLES=16, NUM_GENERATIONS=8, COORDINATOR_ROUND_INTERVAL=20
+        folder,
+        "nano",
+        NUM_TRANSPLANT_TREES=2,
+        NUM_TRAIN_SAMPLES=16,
+        NUM_GENERATIONS=8,
+        COORDINATOR_ROUND_INTERVAL=20,
+        EVAL_INTERVAL=0,
     )
     try:
         assert terminals.run() < 120
