@@ -31,7 +31,7 @@ from rl_swarm.swarm.membership import Membership, enter
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
-from rl_swarm.tasks import Tasks, tasks_of
+from rl_swarm.tasks import tasks_of
 
 
 @dataclass(frozen=True)
@@ -191,13 +191,9 @@ def make_coordinator(node: Node) -> Coordinator:
     return Coordinator(node.config, node.member, node.journal, node.stop)
 
 
-def make_swarm(node: Node, tasks: Tasks) -> Swarm:
-    """Make the swarm that a worker's loop talks to. Another kind of swarm is added here."""
-    config, member = node.config, node.member
-    if member is None:
-        return Alone(node.news)
-    return StoreSwarm(member, config, tasks.verify, node.secret, node.local.path / "quarantine")
-
-
 def make_worker(node: Node, learner: Learner, checkpoints: Checkpoints, push: Push | None = None) -> Worker:
-    return Worker(node.config, learner, make_swarm(node, learner.tasks), node.journal, checkpoints, node.stop, push)
+    """Wire the loop of a worker. Another kind of swarm is added here."""
+    swarm: Swarm = Alone(node.news)
+    if node.member:
+        swarm = StoreSwarm(node.member, node.config, learner.tasks.verify, node.secret, node.local.path / "quarantine")
+    return Worker(node.config, learner, swarm, node.journal, checkpoints, node.stop, push)
