@@ -12,7 +12,7 @@ from rl_swarm.runs.progress import events
 from rl_swarm.swarm.rounds import Announcement
 from tests.support.processes import LocalSwarm
 
-ROUNDS = 20
+ROUNDS = 15
 Make = Callable[..., LocalSwarm]
 
 
@@ -87,7 +87,7 @@ def test_swarm_without_a_coordinator(local_swarm: Make) -> None:
 
 
 def test_a_signal_leaves_a_state_that_resumes(local_swarm: Make) -> None:
-    swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=3, NUM_TRAIN_SAMPLES=2)
+    swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=1, NUM_TRAIN_SAMPLES=2)
     coordinator, worker = swarm.start("boss", "coordinator"), swarm.start("w1")
     swarm.wait_for_round(3)
     worker.send_signal(signal.SIGTERM)
