@@ -12,7 +12,7 @@ from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import bundle_keys
-from rl_swarm.runs.progress import EVENTS, METRICS
+from rl_swarm.runs.progress import EVENTS, METRICS, data_of
 from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
@@ -35,9 +35,10 @@ LOOK_BYTES = 4 << 10  # what a look for a node's rollouts of a round counts for 
 class _Published:
     """The facts to check about a node's rollouts of one round; the rollouts themselves are not kept."""
 
-    count: int
-    sizes: frozenset[int]  # of groups
-    used: frozenset[str]  # ids that some node claims to have used
+    wrong: str = ""
+    count: int = 0
+    sizes: frozenset[int] = frozenset()  # of groups
+    used: frozenset[str] = frozenset()  # ids that some node claims to have used
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,7 @@ class _Checks:
     """The checks of one experiment, whose files are read once."""
 
     def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None) -> None:
-        self.store = store
-        self.layout = layout
-        self.expected = expected
-        self.founder = founder
+        self.store, self.layout, self.expected, self.founder = store, layout, expected, founder
         newest = Rounds(store, layout, signatures=experiments.reader(store, layout)).survey()
         named, self.left_out = most_alive(store, layout, names_at_work(store, layout, newest))
         found = {node: read_registration(store, layout, node) for node in named}
@@ -86,7 +84,7 @@ class _Checks:
         done = [row.round for rows in self.metrics.values() for row in rows]
         self.rounds = expected.rounds or max(done, default=-1) + 1
         self._used = {name for rows in self.metrics.values() for row in rows for name in row.external_ids}
-        self._looks: dict[tuple[str, int], _Published | str] = {}
+        self._looks: dict[tuple[str, int], _Published] = {}
         self._bytes_left, self._unread = ROLLOUT_BYTES, 0
 
     def findings(self) -> list[Finding]:
@@ -168,16 +166,15 @@ class _Checks:
         wrong, count = [], 0
         for node, row in self._rows():
             found = self._rollouts(node, row.round)
-            where = f"{node} round {row.round}"
             if found is None:
-                continue
-            if isinstance(found, str):
-                wrong.append(f"{where}: {found}")
                 continue
             count += found.count
             others = found.sizes - {row.group_size} if row.group_size else ()
-            if row.own_wanted not in (0, found.count) or others:
-                wrong.append(f"{where}: {found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}")
+            if found.wrong:
+                wrong.append(f"{node} round {row.round}: {found.wrong}")
+            elif row.own_wanted not in (0, found.count) or others:
+                sizes = f"{found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}"
+                wrong.append(f"{node} round {row.round}: {sizes}")
         yield _verdict("rollouts", wrong, f"all {count} readable and complete")
 
     def _check_sharing(self) -> Iterator[Finding]:
@@ -212,8 +209,8 @@ class _Checks:
     def _check_logs(self) -> Iterator[Finding]:
         wrong = []
         for node in self.nodes:
-            errors = [row for row in progress.rows(self._lines(node, EVENTS)) if row.get("event_type") == "error"]
-            wrong += [f"{node}: {_message(row.get('data'))}" for row in errors]
+            errors = data_of(progress.rows(self._lines(node, EVENTS)), "error")
+            wrong += [f"{node}: {_message(data)}" for data in errors]
             for name in ("stdout.log", "stderr.log"):
                 signs = (line for line in self._lines(node, name) if any(sign in line for sign in SIGNS_OF_ERROR))
                 wrong += [f"{node}: {one_line(line)}" for line in signs]
@@ -259,11 +256,11 @@ class _Checks:
         peer, _, rest = rollout_id.partition("/")
         number = rest.partition("/")[0]
         known = peer != node and peer in self.nodes and number.isdecimal() and len(number) <= MOST_DIGITS
-        found = self._rollouts(peer, int(number)) if known else ""
-        return found is None or (not isinstance(found, str) and rollout_id in found.used)
+        found = self._rollouts(peer, int(number)) if known else _Published()
+        return found is None or rollout_id in found.used
 
-    def _rollouts(self, node: str, number: int) -> _Published | str | None:
-        """Describe a node's rollouts of a round, or what is wrong with them; None if the limit of bytes was reached."""
+    def _rollouts(self, node: str, number: int) -> _Published | None:
+        """Describe a node's rollouts of a round; None if the limit of bytes was reached."""
         if (node, number) not in self._looks:
             found = self._look(node, number) if self._bytes_left > 0 else None
             if found is None:
@@ -272,7 +269,7 @@ class _Checks:
             self._looks[node, number] = found
         return self._looks[node, number]
 
-    def _look(self, node: str, number: int) -> _Published | str | None:
+    def _look(self, node: str, number: int) -> _Published | None:
         keys = bundle_keys(self.store, self.layout, number, node)
         self._bytes_left -= LOOK_BYTES
         sizes: dict[str, int] = {}
@@ -284,9 +281,9 @@ class _Checks:
                 self._bytes_left -= max(len(data), LOOK_BYTES)
                 sizes.update({rollout.id: len(rollout.completions) for rollout in decode(data).rollouts})
             except (NotFound, BadDocument) as error:
-                return f"{key.rpartition('/')[2]} cannot be read ({error})"
-        used = frozenset(sizes.keys() & self._used)
-        return _Published(len(sizes), frozenset(sizes.values()), used) if keys else "no rollout file"
+                return _Published(f"{key.rpartition('/')[2]} cannot be read ({error})")
+        wrong = "" if keys else "no rollout file"
+        return _Published(wrong, len(sizes), frozenset(sizes.values()), frozenset(sizes.keys() & self._used))
 
 
 def passed(findings: list[Finding]) -> bool:
