@@ -1,1 +1,1 @@
-"""The loops of a node, and what they are made of."""
+"""The two loops of a node, worker and coordinator, and their assembly."""

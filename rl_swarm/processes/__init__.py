@@ -1,1 +1,1 @@
-"""Processes of our own: how they are started, watched and stopped."""
+"""Start, watch and stop our own processes."""

@@ -1,1 +1,1 @@
-"""What a run has left behind: its record, and the one reader of it."""
+"""The record of a run, and its readers."""

@@ -1,6 +1,6 @@
-"""Whose figures are signed: a worker's are if one key signed its registration and every reward, each as its journal states it.
+"""Find whose figures are signed: one key must have signed the worker's registration and every reward that its journal states.
 
-Journals themselves are not signed. A reward is, so that a figure which agrees with it has its author's word.
+Journals themselves are not signed. Rewards are, and vouch for the figures that agree with them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rl_swarm.swarm.signatures import signer
 
 
 def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[int, float]) -> str | None:
-    """The key behind a worker's rewards by round, or None where anything is unsigned, differs or cannot be read."""
+    """Return the key that signed a worker's rewards, or None if anything is unsigned, different or unreadable."""
     try:
         place = layout.peer(node_id)
         public = signer(experiment_id, place, store.get(place, limit=SMALL_BYTES))
@@ -30,7 +30,7 @@ def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewar
 
 
 def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[int, float]]) -> str:
-    """One line for people: of which workers the figures are signed, and with which keys."""
+    """Say in one line which workers' figures are signed, and with which keys."""
     if not can_check():
         return f"signatures cannot be checked here: {INSTALL}"
     keys = {node: key_of(store, layout, experiment_id, node, rewards) for node, rewards in workers.items()}
