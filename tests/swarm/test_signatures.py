@@ -315,6 +315,7 @@ def test_of_two_processes_with_one_name_the_reader_takes_the_one_whose_key_came_
     swarm = signed_swarm
     # Slower than the others, so that however busy the machine is, none of them falls behind the reader's window.
     reader = swarm.start("reader", SWARM_REQUIRE_SIGNATURES="true", STANDIN_SECONDS=0.7)
+    wait_until((swarm.folder / swarm.layout.experiment).exists)  # otherwise the honest node may found it, and all must sign
     honest = swarm.start("honest", SWARM_IDENTITY=tmp_path / "honest.pem")
     wait_until(lambda: any(row["external_ids"] for row in swarm.metrics("reader")))
     honest.terminate()
