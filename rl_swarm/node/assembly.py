@@ -21,7 +21,7 @@ from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_fou
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Worker
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, on_signals, watching_launcher
 from rl_swarm.store import Store, open_store
-from rl_swarm.store.aside import aside
+from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.alone import Alone
@@ -87,7 +87,7 @@ class Node:
         until = self.clock.monotonic() + MERGE_SECONDS
         try:
             aside(lambda: member.merge(until)).result(MERGE_SECONDS)
-        except TimeoutError:
+        except StillRunning:
             self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
 
     def _ask_to_stop(self) -> None:

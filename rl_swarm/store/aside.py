@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as StillRunning  # not the built-in one before Python 3.11
 from typing import TypeVar
+
+__all__ = ["StillRunning", "aside"]
 
 T = TypeVar("T")
 
 
 def aside(call: Callable[[], T]) -> Future[T]:
-    """Start a call. `result(seconds)` returns or raises its outcome, or raises TimeoutError while it still runs."""
+    """Start a call. `result(seconds)` returns or raises its outcome, or raises StillRunning."""
     future: Future[T] = Future()
 
     def run() -> None:

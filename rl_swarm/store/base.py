@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import NotFound, Refused, StoreAway, StoreError
-from rl_swarm.store.aside import aside
+from rl_swarm.store.aside import StillRunning, aside
 
 T = TypeVar("T")
 Names = list[str]  # an alias, since inside the class `list` is the operation
@@ -154,7 +154,7 @@ class Store(ABC):
             call = aside(operation)
             try:
                 return call.result(seconds)
-            except TimeoutError:
+            except StillRunning:
                 self._hanging.append((doing, call))
                 self._hung_at = time.monotonic()
         self._count("failures")

@@ -18,7 +18,7 @@ from rl_swarm.config import Config, expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.runs.validate import Finding
 from rl_swarm.store import Store, is_key, open_store
-from rl_swarm.store.aside import aside
+from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -64,7 +64,7 @@ class StoreExam:
             ]
         try:
             self._call.result(seconds)
-        except TimeoutError:
+        except StillRunning:
             hung = f"{self.config.store_url} gave no answer in {seconds:.0f} s while {self._doing}"
             return [*self._findings, Finding("store", "failed", f"{hung}: the mount hangs, mount it again")]
         return self._findings
