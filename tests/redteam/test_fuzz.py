@@ -51,7 +51,7 @@ from tests.support.rows import metrics
 from tests.support.standins import TASKS_VERSION
 from tests.support.tiny_models import policy
 
-FAST, SLOW = 500, 100_000
+FAST, SLOW = 2_000, 100_000
 CLOCK: Clock = VirtualClock()
 
 
@@ -185,9 +185,9 @@ def test_no_reader_of_documents_raises_anything_but_our_own_errors_at_length(tmp
 def test_a_damaged_spool_is_set_aside(tmp_path: Path) -> None:
     fuzzer = Fuzzer(6)
     became: Counter[str] = Counter()
-    for _ in range(100):
+    for _ in range(300):
         became += publish_spool(Input(SPOOLED, fuzzer.damage(LOCAL[SPOOLED]), MemoryStore(clock=CLOCK), tmp_path))
-    assert became["published"] + became["spool_damaged"] == 100 and min(became["published"], became["spool_damaged"]) > 10
+    assert became["published"] + became["spool_damaged"] == 300 and min(became["published"], became["spool_damaged"]) > 10
 
 
 def test_no_damaged_checkpoint_raises_anything_but_our_own_error(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_no_name_in_a_folder_confuses_its_readers() -> None:
         "w1.pt",
         "w1 (1).pt",
     ]
-    for _ in range(500):
+    for _ in range(2_000):
         damaged = fuzzer._flip(fuzzer.chance.choice(names).encode()).decode("utf-8", "replace")
         listed = fuzzer.chance.choices([*names, damaged], k=3)
         store = MemoryStore(
