@@ -68,9 +68,9 @@ def copy_node(store: Store, copy: Store, layout: Layout, node_id: str, until: fl
 
 
 def copy_rollouts(store: Store, copy: Store, layout: Layout, node_id: str, row: dict[str, Any]) -> None:
-    rollouts = tuple(published(store, layout, row["round"], node_id))
-    bundle = Bundle(layout.experiment_name, node_id, row["round"], rollouts)
-    copy.put(layout.bundle(row["round"], node_id), encode(bundle))
+    rollouts = tuple(published(store, layout, row["round"], row["stage"], node_id))
+    bundle = Bundle(layout.experiment_name, node_id, row["round"], rollouts, row["stage"])
+    copy.put(layout.bundle(row["round"], node_id, stage=row["stage"]), encode(bundle))
 
 
 if __name__ == "__main__":

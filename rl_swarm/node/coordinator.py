@@ -20,7 +20,7 @@ from rl_swarm.processes.stopping import Stop
 from rl_swarm.randomness import generator
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
-from rl_swarm.swarm.rounds import MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
+from rl_swarm.swarm.rounds import FIRST_STAGE, MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
 
 POLL_SECONDS = 1.0  # longest pause between two looks at who has submitted
 LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
@@ -208,8 +208,8 @@ class Coordinator:
         """Find late rewards of idle workers in earlier rounds."""
         idle = self._idle()
         for earlier in range(max(0, number - LOOKED_BACK), number if idle else 0):
-            for node_id in self._some(submitted(self.store, self.layout, earlier) & idle):
-                if read_reward(self.store, self.layout, earlier, node_id, self.signatures):
+            for node_id in self._some(submitted(self.store, self.layout, earlier, FIRST_STAGE) & idle):
+                if read_reward(self.store, self.layout, earlier, FIRST_STAGE, node_id, self.signatures):
                     self._proven.add(node_id)
 
     def _may_look(self, node_id: str) -> bool:
@@ -234,10 +234,10 @@ class Coordinator:
         if self._submitted[0] != number:
             self._submitted = (number, set())
         done = self._submitted[1]
-        named = submitted(self.store, self.layout, number) - done
+        named = submitted(self.store, self.layout, number, FIRST_STAGE) - done
         known = self._some(named & self.workers)
         for node_id in known + self._some(set(filter(self._may_look, named - self.workers)))[: MOST_ASKED - len(known)]:
-            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, node_id, self.signatures):
+            if self._is_worker(node_id) and read_reward(self.store, self.layout, number, FIRST_STAGE, node_id, self.signatures):
                 done.add(node_id)
         return done
 

@@ -54,11 +54,11 @@ def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult
     if not rows:
         raise ConfigError(f"experiment {name!r} has no rounds yet: analyse it when its nodes have worked")
     rows, left_out = _compared(rows)
-    rewards = {node: {row.round: row.reward for row in found} for node, found in rows.items()}
+    rewards = {node: {(row.round, row.stage): row.reward for row in found} for node, found in rows.items()}
     remarks = [signed_line(store, layout, experiment.experiment_id, rewards), *left_out]
     if more:
         remarks.append(f"left out: {more} more that have registered, with the fewest signs of life")
-    common = set.intersection(*(set(found) for found in rewards.values())) if rewards else set[int]()
+    common = set.intersection(*({row.round for row in found} for found in rows.values())) if rows else set[int]()
     if not common:
         raise ConfigError(f"the nodes of experiment {name!r} have no round in common: they cannot be averaged")
     # The name of its folder counts, whatever a row says of its author.

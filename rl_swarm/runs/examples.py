@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rl_swarm.runs.following import GOOD, published
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import FIRST_STAGE
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nod
 
 def _first_of_task(store: Store, layout: Layout, number: int, nodes: Sequence[str]) -> dict[str, Answered]:
     found: dict[str, Answered] = {}
-    for rollout in (each for node in nodes for each in published(store, layout, number, node)):
+    for rollout in (each for node in nodes for each in published(store, layout, number, FIRST_STAGE, node)):
         question, by = rollout.question, f"{rollout.node_id} in round {rollout.round}"
         if rollout.completions and question.task:
             first = rollout.completions[0]

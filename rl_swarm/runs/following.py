@@ -60,16 +60,16 @@ class Tail:
         return False, progress.segment_lines(self.store, [key for key in there if key not in before])
 
 
-def bundle_keys(store: Store, layout: Layout, number: int, node_id: str) -> list[str]:
-    """Return the files with a node's rollouts of a round."""
-    folder = layout.rollouts_of(number)
+def bundle_keys(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[str]:
+    """Return the files with a node's rollouts of a stage of a round."""
+    folder = layout.rollouts_of(number, stage)
     return [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]
 
 
-def published(store: Store, layout: Layout, number: int, node_id: str) -> list[Rollout]:
-    """Return a node's rollouts of a round, without those that cannot be read now."""
+def published(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[Rollout]:
+    """Return a node's rollouts of a stage of a round, without those that cannot be read now."""
     found: list[Rollout] = []
-    for key in bundle_keys(store, layout, number, node_id):
+    for key in bundle_keys(store, layout, number, stage, node_id):
         try:
             found += decode(store.get(key, limit=BUNDLE_BYTES)).rollouts
         except (NotFound, BadDocument):
@@ -184,7 +184,7 @@ class Following:
         """Read what is new; raise StoreAway if the store does not answer."""
         for node_id in set(most_alive(self.store, self.layout)[0]) - self._nodes.keys():
             self._meet(node_id)
-        new = [(row.timestamp, row.round, node.node_id) for node in self._nodes.values() for row in node.read()]
+        new = [(row.timestamp, row.round, row.stage, node.node_id) for node in self._nodes.values() for row in node.read()]
         if new:
             self._sample(*max(new)[1:])
         ends = _ends(node.rows for node in self._nodes.values())
@@ -206,9 +206,9 @@ class Following:
             metrics, events = (Tail(self.store, self.layout.log(node_id, name)) for name in (METRICS, EVENTS))
             self._nodes[node_id] = _Followed(node_id, registration.node_role, metrics, events)
 
-    def _sample(self, number: int, node_id: str) -> None:
+    def _sample(self, number: int, stage: int, node_id: str) -> None:
         """Show completions of the newest round; keep the good or the wrong one of before if there is no new one."""
-        rollouts = published(self.store, self.layout, number, node_id)
+        rollouts = published(self.store, self.layout, number, stage, node_id)
         turn = number % len(rollouts) if rollouts else 0  # show different questions in turn
         good, wrong = pick([*rollouts[turn:], *rollouts[:turn]])
         self._good, self._wrong = good or self._good, wrong or self._wrong

@@ -13,23 +13,25 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Reward
 from rl_swarm.swarm.signatures import signer
 
+Place = tuple[int, int]  # a round and its stage
 
-def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[int, float]) -> str | None:
+
+def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[Place, float]) -> str | None:
     """Return the key that signed a worker's rewards, or None if anything is unsigned, different or unreadable."""
     try:
-        place = layout.peer(node_id)
-        public = signer(experiment_id, place, store.get(place, limit=SMALL_BYTES))
-        for number, reward in rewards.items():
-            place = layout.reward(number, node_id)
-            data = store.get(place, limit=SMALL_BYTES)
-            if signer(experiment_id, place, data) != public or unseal(data, Reward).reward != reward:
+        key = layout.peer(node_id)
+        public = signer(experiment_id, key, store.get(key, limit=SMALL_BYTES))
+        for (number, stage), reward in rewards.items():
+            key = layout.reward(number, node_id, stage)
+            data = store.get(key, limit=SMALL_BYTES)
+            if signer(experiment_id, key, data) != public or unseal(data, Reward).reward != reward:
                 return None
     except (NotFound, BadDocument):
         return None
     return public
 
 
-def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[int, float]]) -> str:
+def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[Place, float]]) -> str:
     """Say in one line which workers' figures are signed, and with which keys."""
     if not can_check():
         return f"signatures cannot be checked here: {INSTALL}"

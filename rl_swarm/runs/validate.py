@@ -19,12 +19,12 @@ from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
-from rl_swarm.swarm.rounds import Rounds, names_at_work, read_reward
+from rl_swarm.swarm.rounds import FIRST_STAGE, Rounds, names_at_work, read_reward
 from rl_swarm.text import one_line
 
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
-MOST_DIGITS = 6  # of a round's number
+MOST_DIGITS = 6  # of a round's or a stage's number
 MOST_ROWS, MOST_ROWS_OF_ALL = 10_000, 200_000  # rows of metrics, of one worker and of all: the newest
 JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL = 16 << 20, 1 << 30  # of one journal, and of that journal of all nodes: the newest
 ROLLOUT_BYTES = 2 << 30  # of all bundles together
@@ -33,7 +33,7 @@ LOOK_BYTES = 4 << 10  # what a look for a node's rollouts of a round counts for 
 
 @dataclass(frozen=True)
 class _Published:
-    """The facts to check about a node's rollouts of one round; the rollouts themselves are not kept."""
+    """The facts to check about a node's rollouts of one stage of a round; the rollouts themselves are not kept."""
 
     wrong: str = ""
     count: int = 0
@@ -84,7 +84,7 @@ class _Checks:
         done = [row.round for rows in self.metrics.values() for row in rows]
         self.rounds = expected.rounds or max(done, default=-1) + 1
         self._used = {name for rows in self.metrics.values() for row in rows for name in row.external_ids}
-        self._looks: dict[tuple[str, int], _Published] = {}
+        self._looks: dict[tuple[str, int, int], _Published] = {}
         self._bytes_left, self._unread = ROLLOUT_BYTES, 0
 
     def findings(self) -> list[Finding]:
@@ -138,7 +138,7 @@ class _Checks:
     def _check_rewards(self) -> Iterator[Finding]:
         missing, redone, count = [], [], 0
         for node, row in self._rows():
-            reward = read_reward(self.store, self.layout, row.round, node)
+            reward = read_reward(self.store, self.layout, row.round, row.stage, node)
             count += 1
             if reward is None:
                 missing.append(f"{node} round {row.round}")
@@ -157,7 +157,10 @@ class _Checks:
             return
         if experiment is None or not self.workers:
             return
-        rewards = {node: {row.round: row.reward for row in rows if row.round < self.rounds} for node, rows in self.metrics.items()}
+        rewards = {
+            node: {(row.round, row.stage): row.reward for row in rows if row.round < self.rounds}
+            for node, rows in self.metrics.items()
+        }
         line = signed_line(self.store, self.layout, experiment.experiment_id, rewards)
         founder = f"experiment signed by {experiment.key[:16]}; " if experiment.key else ""
         yield Finding("signatures", "warning" if experiment.key and "not signed" in line else "ok", founder + line)
@@ -165,7 +168,7 @@ class _Checks:
     def _check_rollouts(self) -> Iterator[Finding]:
         wrong, count = [], 0
         for node, row in self._rows():
-            found = self._rollouts(node, row.round)
+            found = self._rollouts(node, row.round, row.stage)
             if found is None:
                 continue
             count += found.count
@@ -224,8 +227,10 @@ class _Checks:
         strangers = set()
         there = (self.store.list(folder) for folder in (self.layout.rewards, self.layout.rollouts))
         numbers = {number for names in there for number in map(round_of_folder, names) if number is not None}
-        for number in sorted(number for number in numbers if number < self.rounds):
-            for folder in (self.layout.rewards_of(number), self.layout.rollouts_of(number)):
+        places = {(number, FIRST_STAGE) for number in numbers if number < self.rounds}
+        places |= {(row.round, row.stage) for _, row in self._rows() if row.round in numbers}
+        for place in sorted(places):
+            for folder in (self.layout.rewards_of(*place), self.layout.rollouts_of(*place)):
                 names = self.store.list(folder)
                 strangers |= {f"{folder}/{name}" for name in names if node_of_file(name) not in self.nodes}
         if strangers:
@@ -253,24 +258,24 @@ class _Checks:
         return sum(len(row.own_ids) for peer, row in self._rows() if peer != node and row.round < last)
 
     def _published(self, node: str, rollout_id: str) -> bool:
-        peer, _, rest = rollout_id.partition("/")
-        number = rest.partition("/")[0]
-        known = peer != node and peer in self.nodes and number.isdecimal() and len(number) <= MOST_DIGITS
-        found = self._rollouts(peer, int(number)) if known else _Published()
+        peer, number, stage, *_ = [*rollout_id.split("/", 3), "", ""]
+        numbers = all(part.isdecimal() and len(part) <= MOST_DIGITS for part in (number, stage))
+        known = peer != node and peer in self.nodes and numbers
+        found = self._rollouts(peer, int(number), int(stage)) if known else _Published()
         return found is None or rollout_id in found.used
 
-    def _rollouts(self, node: str, number: int) -> _Published | None:
-        """Describe a node's rollouts of a round; None if the limit of bytes was reached."""
-        if (node, number) not in self._looks:
-            found = self._look(node, number) if self._bytes_left > 0 else None
+    def _rollouts(self, node: str, number: int, stage: int) -> _Published | None:
+        """Describe a node's rollouts of a stage of a round; None if the limit of bytes was reached."""
+        if (node, number, stage) not in self._looks:
+            found = self._look(node, number, stage) if self._bytes_left > 0 else None
             if found is None:
                 self._unread += 1
                 return None
-            self._looks[node, number] = found
-        return self._looks[node, number]
+            self._looks[node, number, stage] = found
+        return self._looks[node, number, stage]
 
-    def _look(self, node: str, number: int) -> _Published | None:
-        keys = bundle_keys(self.store, self.layout, number, node)
+    def _look(self, node: str, number: int, stage: int) -> _Published | None:
+        keys = bundle_keys(self.store, self.layout, number, stage, node)
         self._bytes_left -= LOOK_BYTES
         sizes: dict[str, int] = {}
         for key in keys:

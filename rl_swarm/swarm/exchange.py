@@ -100,9 +100,9 @@ class Exchange:
             self.end_round()
 
     def end_round(self) -> None:
-        if self._outbox:
-            self._publish(self._outbox, None, self._outbox_version)
-            self._outbox = []
+        for stage in sorted({rollout.stage for rollout in self._outbox}):  # a bundle is of one stage
+            self._publish([rollout for rollout in self._outbox if rollout.stage == stage], None, self._outbox_version)
+        self._outbox = []
 
     def _publish(self, rollouts: list[Rollout], slot: int | None, policy_version: int) -> None:
         first, node_id = rollouts[0], self.member.node_id

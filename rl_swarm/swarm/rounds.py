@@ -28,6 +28,7 @@ MOST_EPOCHS = 10**6
 EPOCH_LEAP = 1_000  # every start of a coordinator adds one: an epoch this far above all others is made up
 STRIDE = 20  # numbers without a valid document, after which higher ones are taken for made up
 MOST_NAMES = 10  # rewards of one round that are read to find a valid one
+FIRST_STAGE = 0  # every round has it; today it is the only one that is played
 
 Number = Annotated[int, Meta(ge=0, lt=10**15)]
 RoundNumber = Annotated[int, Meta(ge=0, lt=MOST_ROUNDS)]
@@ -153,9 +154,9 @@ class Rounds:
         known = registered(store, layout) if numbers else set()
 
         def done(number: int) -> bool:
-            names = sorted(submitted(store, layout, number) & known)
+            names = sorted(submitted(store, layout, number, FIRST_STAGE) & known)
             some = names if len(names) <= MOST_NAMES else chance.sample(names, MOST_NAMES)
-            return any(is_worker(name) and read_reward(store, layout, number, name, self.signatures) for name in some)
+            return any(is_worker(name) and read_reward(store, layout, number, FIRST_STAGE, name, self.signatures) for name in some)
 
         return highest_good(numbers, done)
 
@@ -189,15 +190,17 @@ class Rounds:
             self.newest = announcement
 
 
-def submitted(store: Store, layout: Layout, number: int) -> set[str]:
-    """The nodes that have submitted a reward for a round, by file name: one listing, whatever the number of nodes."""
-    return {node for node in map(node_of_file, store.list(layout.rewards_of(number))) if node is not None}
+def submitted(store: Store, layout: Layout, number: int, stage: int) -> set[str]:
+    """The nodes that have submitted a reward for a stage of a round, by file name: one listing, whatever the number of nodes."""
+    return {node for node in map(node_of_file, store.list(layout.rewards_of(number, stage))) if node is not None}
 
 
-def read_reward(store: Store, layout: Layout, number: int, node_id: str, signatures: Signatures | None = None) -> Reward | None:
-    """The reward of a node for a round, if it can be read now and belongs there."""
-    found = read_signed(store, layout.reward(number, node_id), Reward, node_id, signatures)
-    return found if found and (found.peer_id, found.round) == (node_id, number) else None
+def read_reward(
+    store: Store, layout: Layout, number: int, stage: int, node_id: str, signatures: Signatures | None = None
+) -> Reward | None:
+    """The reward of a node for a stage of a round, if it can be read now and belongs there."""
+    found = read_signed(store, layout.reward(number, node_id, stage), Reward, node_id, signatures)
+    return found if found and (found.peer_id, found.round, found.stage) == (node_id, number, stage) else None
 
 
 def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> set[str]:
@@ -207,7 +210,7 @@ def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> 
     """
     numbers = {0, newest.round, newest.round - 1} if newest else {0}
     found = {newest.coordinator, *newest.live} if newest else set()
-    return found.union(*(submitted(store, layout, number) for number in numbers if number >= 0))
+    return found.union(*(submitted(store, layout, number, FIRST_STAGE) for number in numbers if number >= 0))
 
 
 def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:

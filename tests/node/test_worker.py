@@ -58,7 +58,7 @@ def test_alone_it_never_waits_and_does_every_round(tmp_path: Path) -> None:
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     assert clock.now == began
     for row in rows:
-        reward = read_reward(store, LAYOUT, row["round"], "me")
+        reward = read_reward(store, LAYOUT, row["round"], 0, "me")
         assert reward is not None
         assert reward.reward == row["reward"] == 0.5
         assert len(decode(store.get(LAYOUT.bundle(row["round"], "me"), limit=1 << 24)).rollouts) == 2

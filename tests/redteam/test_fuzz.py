@@ -122,14 +122,14 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.experiment, join),
     (LAYOUT.states, lambda given: Rounds(given.store, LAYOUT).survey()),
     (LAYOUT.states, lambda given: Rounds(given.store, LAYOUT).advance(-1)),
-    (LAYOUT.rewards, lambda given: read_reward(given.store, LAYOUT, 3, "w1")),
+    (LAYOUT.rewards, lambda given: read_reward(given.store, LAYOUT, 3, 0, "w1")),
     (LAYOUT.rewards, lambda given: Rounds(given.store, LAYOUT, 100).reached_by_others("me", -1, random.Random(0))),
     ("/peers/", lambda given: read_registration(given.store, LAYOUT, "w1")),
     ("/peers/", lambda given: read_heartbeat(given.store, LAYOUT, "w1", 2)),
     (LAYOUT.rollouts, lambda given: decode(given.data)),
     (LAYOUT.rollouts, lambda given: decode_plain(given.data)),
     (LAYOUT.rollouts, gather),
-    (LAYOUT.rollouts, lambda given: published(given.store, LAYOUT, 3, "w1")),
+    (LAYOUT.rollouts, lambda given: published(given.store, LAYOUT, 3, 0, "w1")),
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
     ("/logs/", lambda given: metrics(given.store, LAYOUT, "w1")),
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
@@ -251,6 +251,6 @@ def test_no_name_in_a_folder_confuses_its_readers() -> None:
 
 def read_names(store: MemoryStore) -> set[str]:
     Rounds(store, LAYOUT).survey()
-    submitted(store, LAYOUT, 3)
+    submitted(store, LAYOUT, 3, 0)
     newest_heartbeat(store, LAYOUT, "w1")
     return set(registered(store, LAYOUT))

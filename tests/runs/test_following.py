@@ -167,11 +167,22 @@ def test_a_hostile_journal_changes_nothing_but_its_own_row(tmp_path: Path) -> No
 def test_bundles_that_cannot_be_read_are_as_if_they_were_not_there(tmp_path: Path) -> None:
     store = disk(tmp_path)
     SampleRun(store, tmp_path).play(1)
-    assert len(published(store, LAYOUT, 0, "w1")) == 2
+    assert len(published(store, LAYOUT, 0, 0, "w1")) == 2
     path = store.root / LAYOUT.bundle(0, "w1")
     path.write_bytes(path.read_bytes()[:-9])
-    assert published(store, LAYOUT, 0, "w1") == []
-    assert published(store, LAYOUT, 7, "w1") == []
+    assert published(store, LAYOUT, 0, 0, "w1") == []
+    assert published(store, LAYOUT, 7, 0, "w1") == []
+
+
+def test_a_row_of_another_stage_is_shown_with_the_completions_of_that_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    monkeypatch.setattr("rl_swarm.node.worker.STAGE", 1)
+    SampleRun(store, tmp_path).play(1)
+    assert published(store, LAYOUT, 0, 0, "w1") == []
+    assert [each.id for each in published(store, LAYOUT, 0, 1, "w1")] == ["w1/0/1/0", "w1/0/1/1"]
+    assert Following(store, LAYOUT, 16).look().wrong is not None
 
 
 def rollout(*rewards: float, prompt: str = "q") -> Rollout:

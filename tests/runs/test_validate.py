@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,21 @@ def test_of_a_whole_run_nothing_is_beyond_the_limits(store: MemoryStore) -> None
     found = validate(store, LAYOUT, Expected())
     assert details(found, "rollouts") == ["all 36 readable and complete"]
     assert "each found in a peer's file" in details(found, "sharing")[0] and not details(found, "limits")
+
+
+def test_a_run_of_another_stage_is_checked_in_that_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    monkeypatch.setattr("rl_swarm.node.worker.STAGE", 1)
+    SampleRun(store, tmp_path).play(6)
+    store.put(f"{LAYOUT.rollouts_of(2, 1)}/stranger.json", b"")
+    found = validate(store, LAYOUT, Expected())
+    assert details(found, "rewards") == ["all 18 submitted"]
+    assert details(found, "rollouts") == ["all 36 readable and complete"]
+    assert "each found in a peer's file" in details(found, "sharing")[0]
+    assert details(found, "strangers") == [f"files of no counted node: {LAYOUT.rollouts_of(2, 1)}/stranger.json"]
+    store.delete(LAYOUT.reward(2, "w1", 1))
+    store.put(LAYOUT.reward(2, "w1"), store.get(LAYOUT.reward(3, "w1", 1), limit=1 << 20))
+    assert details(validate(store, LAYOUT, Expected()), "rewards") == ["missing: w1 round 2"]
 
 
 def test_of_very_many_rows_the_newest_are_looked_at_and_that_is_said(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

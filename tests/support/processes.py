@@ -92,7 +92,7 @@ class LocalSwarm:
     def wait_for_reward(self, number: int, seconds: float = 30) -> None:
         """Wait for a submitted reward, not only for the folder, which anybody can make."""
         deadline = time.monotonic() + seconds
-        while not submitted(self.store, self.layout, number):
+        while not submitted(self.store, self.layout, number, 0):
             assert time.monotonic() < deadline, f"round {number} was not reached in {seconds} s"
             time.sleep(0.05)
 
@@ -106,8 +106,8 @@ class LocalSwarm:
         """Every reward in the store by round and node; each file must be readable."""
         found = {}
         for number in rounds_with_rewards(self.store, self.layout):
-            for node_id in submitted(self.store, self.layout, number):
-                reward = read_reward(self.store, self.layout, number, node_id)
+            for node_id in submitted(self.store, self.layout, number, 0):
+                reward = read_reward(self.store, self.layout, number, 0, node_id)
                 assert reward is not None, f"reward of {node_id} for round {number} cannot be read"
                 assert (reward.round, reward.peer_id) == (number, node_id)
                 found[number, node_id] = reward.reward

@@ -85,6 +85,22 @@ def test_peers_read_all_three_frequencies_alike(tmp_path: Path) -> None:
         assert ids(reader.gather(4, 0, 2, random.Random(0))) == {"me/4/0/0", "me/4/0/1"}
 
 
+@pytest.mark.parametrize("frequency", ["generation", "stage", "round"])
+def test_each_stage_has_its_own_files(frequency: str, tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    sender, reader = make(store, tmp_path, publish_frequency=frequency), make(store, tmp_path, node_id="other")
+    for stage in range(2):
+        for slot in range(2):
+            sender.offer(replace(rollout("me", 4, 2 * stage + slot), stage=stage), 0)
+        sender.end_stage()
+    sender.end_round()
+    assert ids(reader.gather(4, 1, 4, random.Random(0))) == {"me/4/1/2", "me/4/1/3"}
+    assert ids(reader.gather(4, 0, 4, random.Random(0))) == {
+        f"me/4/{stage}/{2 * stage + slot}" for stage in (0, 1) for slot in (0, 1)
+    }
+    assert not reader.rejected
+
+
 def test_only_the_window_is_read_and_never_own_files(tmp_path: Path) -> None:
     store = MemoryStore(clock=VirtualClock())
     for number in range(10):

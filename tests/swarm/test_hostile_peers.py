@@ -144,10 +144,10 @@ def test_no_document_of_a_peer_is_read_without_a_limit(tmp_path: Path) -> None:
     store = Weighing(clock=VirtualClock(), data={LAYOUT.bundle(0, "evil"): b"", LAYOUT.round(0): b""})
     assert read_registration(store, LAYOUT, "evil") is None
     assert read_heartbeat(store, LAYOUT, "evil", 1) is None
-    assert read_reward(store, LAYOUT, 0, "evil") is None
+    assert read_reward(store, LAYOUT, 0, 0, "evil") is None
     assert Rounds(store, LAYOUT).survey() is None
     assert Rounds(store, LAYOUT).read_current() is None
-    assert published(store, LAYOUT, 0, "evil") == []
+    assert published(store, LAYOUT, 0, 0, "evil") == []
     assert make(store, tmp_path).gather(0, 0, 1, random.Random(0)) == []
     with pytest.raises(ConfigError, match="too_large"):
         experiments.read(store, LAYOUT)
@@ -559,7 +559,7 @@ def test_digits_of_other_scripts_make_no_key_and_stop_no_reader(tmp_path: Path, 
         path.write_text("{}")
     found = make(store, tmp_path, window=1).gather(0, 0, 4, random.Random(0))
     assert {each.node_id for each in found} == {"good"}
-    assert registered(store, LAYOUT) == {"good"} and submitted(store, LAYOUT, 0) == {"good"}
+    assert registered(store, LAYOUT) == {"good"} and submitted(store, LAYOUT, 0, 0) == {"good"}
     survey = Rounds(store, LAYOUT).survey()
     assert survey is not None and survey.round == 0
     assert rounds.reached(-1, lambda node: True, random.Random(0)) == 0

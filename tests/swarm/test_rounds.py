@@ -95,13 +95,24 @@ def test_rewards() -> None:
     reward = Reward("w1", 3, 0.5, 64, 1.0)
     store.put(LAYOUT.reward(3, "w1"), seal(reward))
     store.put(f"{LAYOUT.rewards_of(3)}/junk.tmp", b"")
-    assert submitted(store, LAYOUT, 3) == {"w1"}
-    assert read_reward(store, LAYOUT, 3, "w1") == reward
-    assert read_reward(store, LAYOUT, 3, "w2") is None
+    assert submitted(store, LAYOUT, 3, 0) == {"w1"}
+    assert read_reward(store, LAYOUT, 3, 0, "w1") == reward
+    assert read_reward(store, LAYOUT, 3, 0, "w2") is None
     join(store, "w1", "w2")
     assert Rounds(store, LAYOUT, 100).reached_by_others("w1", -1, CHANCE) is None
     assert Rounds(store, LAYOUT, 100).reached_by_others("w2", -1, CHANCE) == 3
     assert Rounds(store, LAYOUT, 100).reached_by_others("w2", 3, CHANCE) is None
+
+
+def test_each_stage_has_its_own_rewards() -> None:
+    store = MemoryStore()
+    first, second = Reward("w1", 3, 0.5, 64, 1.0), Reward("w1", 3, 0.75, 64, 2.0, stage=1)
+    store.put("experiments/trial/rewards/round_3/stage_0/w1.json", seal(first))
+    store.put("experiments/trial/rewards/round_3/stage_1/w1.json", seal(second))
+    store.put(LAYOUT.reward(3, "w2", stage=1), seal(Reward("w2", 3, 0.5, 64, 1.0)))
+    assert [submitted(store, LAYOUT, 3, stage) for stage in range(3)] == [{"w1"}, {"w1", "w2"}, set()]
+    assert [read_reward(store, LAYOUT, 3, stage, "w1") for stage in range(3)] == [first, second, None]
+    assert read_reward(store, LAYOUT, 3, 1, "w2") is None, "it says that it belongs to stage 0"
 
 
 def test_only_a_valid_reward_of_a_registered_worker_counts_as_reached() -> None:

@@ -390,10 +390,10 @@ def test_nobody_submits_registers_or_beats_for_another(tmp_path: Path, ours: Ide
     for sign in (stranger.sign, lambda key, data: data):
         store.rewrite(LAYOUT.reward(3, "w1"), sign(LAYOUT.reward(3, "w1"), seal(reward)))
         store.rewrite(LAYOUT.heartbeat("w1", 5), sign(LAYOUT.heartbeat("w1", 5), seal(beat)))
-        assert read_reward(store, LAYOUT, 3, "w1", reader) is None
+        assert read_reward(store, LAYOUT, 3, 0, "w1", reader) is None
         assert newest_heartbeat(store, LAYOUT, "w1", reader) is None
     store.rewrite(LAYOUT.reward(3, "w1"), mine.sign(LAYOUT.reward(3, "w1"), seal(reward)))
-    assert read_reward(store, LAYOUT, 3, "w1", reader) == reward
+    assert read_reward(store, LAYOUT, 3, 0, "w1", reader) == reward
     assert reader.refused == {"impersonation": 4}
     store.rewrite(LAYOUT.peer("w1"), seal(Registration("w1", "worker", 0.0, "evil", "w1", "0", "s")))
     register(store, LAYOUT, Registration("w1", "worker", 0.0, "nano", "w1", "0", "s"), mine)
