@@ -131,7 +131,7 @@ shared = partial(setting, shared=True)
 
 @dataclass(frozen=True)
 class Config:
-    """Every setting of a node. Names follow the glossary; each field's variable and flag stand beside it."""
+    """Every setting of a node. Each field's variable and flag stand beside it."""
 
     store: str | None = setting("GDRIVE_PATH", None, path, "shared folder or store URL")
     experiment: str | None = setting("EXPERIMENT_NAME", None, name, "name of the experiment, the same on all nodes")

@@ -29,18 +29,19 @@ class ScoredPassage(Passage):
 
     @property
     def external(self) -> bool:
+        """Peers share text, so only own completions have token ids."""
         return not self.completion.token_ids
 
 
 class Correction:
     """`none`, the paper's rule: external completions count like own ones."""
 
-    def considers(self, passage: ScoredPassage) -> bool:
+    def may_count(self, passage: ScoredPassage) -> bool:
         """Whether the passage might count at all."""
         return True
 
-    def discards(self, passage: ScoredPassage) -> bool:
-        """Whether a passage that might count has weight 0, as far as can be told without a forward pass."""
+    def known_zero(self, passage: ScoredPassage) -> bool:
+        """Whether a passage that might count is known to have weight 0 without a forward pass."""
         return False
 
     def weights(self, passages: Sequence[ScoredPassage], reading: Reading) -> Tensor:
@@ -91,10 +92,10 @@ class Guarded(Correction):
 
     vocabulary: int
 
-    def considers(self, passage: ScoredPassage) -> bool:
+    def may_count(self, passage: ScoredPassage) -> bool:
         return not passage.external or passage.advantage > 0
 
-    def discards(self, passage: ScoredPassage) -> bool:
+    def known_zero(self, passage: ScoredPassage) -> bool:
         return passage.external and not passage.whole
 
     def _external_weights(self, passages: Sequence[ScoredPassage], reading: Reading) -> Tensor:

@@ -54,8 +54,8 @@ class Trainer:
         informative = [rollout for rollout in batch if rollout.informative]
         fitting = [rollout for rollout in informative if self._policy.fits(rollout.question)]
         passages = [passage for rollout in fitting for passage in scored_passages(self._policy, rollout)]
-        considered = [passage for passage in passages if self._correction.considers(passage)]
-        kept = [passage for passage in considered if not self._correction.discards(passage)]
+        considered = [passage for passage in passages if self._correction.may_count(passage)]
+        kept = [passage for passage in considered if not self._correction.known_zero(passage)]
         figures = dict.fromkeys(("tokens_trained", "loss", "grad_norm", "external_discounted"), 0.0)
         if kept:
             figures |= self._learn(kept)
@@ -70,20 +70,20 @@ class Trainer:
         tokens = sum(len(passage.completion_ids) for passage in passages)
         figures = self._accumulate(passages, tokens)
         if figures["tokens_trained"] < tokens:
-            self._leave_out(figures, tokens)
+            self._rescale(figures, tokens)
         figures["grad_norm"] = self._step() if figures["tokens_trained"] else 0.0
         external = [passage.advantage for passage in passages if passage.external]
         for name, count in (("weight_mean", len(external)), ("weight_mean_negative", sum(advantage < 0 for advantage in external))):
-            weight = figures.pop(name)  # a sum so far
+            weight = figures.pop(name)  # until here the sum of the weights
             if count:
                 figures[name] = weight / count
         return figures
 
-    def _leave_out(self, figures: dict[str, float], tokens: int) -> None:
-        """Take tokens of weight 0 out of the mean that the gradient, the loss and the entropy are: so far they are in its divisor.
+    def _rescale(self, figures: dict[str, float], tokens: int) -> None:
+        """Divide by the tokens that count instead of all tokens, in the gradient, the loss and the entropy.
 
-        Otherwise a peer could shrink everybody's steps with text that counts for nothing. The weights are known after the forward
-        pass only, when each part was already divided by the tokens of the whole batch.
+        Otherwise a peer could shrink everybody's steps with text that counts for nothing. Weights are known only after the forward
+        pass, when each part was already divided by the tokens of the whole batch.
         """
         scale = tokens / figures["tokens_trained"] if figures["tokens_trained"] else 0.0
         torch._foreach_mul_([parameter.grad for parameter in self._parameters if parameter.grad is not None], scale)
@@ -124,7 +124,7 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
-        # Copies, since the optimizer would adopt the tensors themselves and change them under their owner.
+        # Copies: the optimizer would keep the tensors themselves and overwrite the caller's.
         copies = {
             number: {kind: tensor.to(self._policy.device, copy=True) for kind, tensor in entry.items()}
             for number, entry in moments.items()
@@ -151,7 +151,7 @@ class Trainer:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-            self._cut_finer([passage.length for passage in passages])  # outside the handler, whose exception holds on to tensors
+            self._cut_finer([passage.length for passage in passages])  # not in the except block: the exception holds tensors
 
     def _cut_finer(self, lengths: list[int]) -> None:
         if self._token_budget <= max(lengths):
@@ -191,7 +191,7 @@ class Trainer:
             )
         self._optimizer.step()
         if self._policy.device.type != "cpu":
-            self._optimizer.zero_grad()
+            self._optimizer.zero_grad()  # frees their memory for generating
         self.policy_version += 1
         return norm
 

@@ -6,14 +6,12 @@ it is.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from msgspec import Meta
 
 from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
@@ -31,11 +29,10 @@ if TYPE_CHECKING:  # both import torch
     from rl_swarm.learning.policy import Policy
     from rl_swarm.learning.trainer import Trainer
 
-BARREN_ROUNDS = 20
-DISCOUNTED_ROUNDS = 20
+WARNING_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
 LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
-STAGE = 0  # the only stage today
+STAGE = 0  # every round has one stage today
 
 
 class Checkpoints(Protocol):
@@ -44,24 +41,24 @@ class Checkpoints(Protocol):
 
 
 class Push(Protocol):
-    """Share the current model. Reports its own failures and raises none; only `close` waits.
+    """Share the current model. Reports its own failures and raises none.
 
-    `patience` returns the seconds to wait in total, and may return less when it is called again.
+    Only `close` waits, for `patience()` seconds in total, which may become fewer while it waits.
     """
 
     def after_round(self, number: int) -> None: ...
-    def __call__(self, round_number: int) -> None: ...
+    def push_now(self, number: int) -> None: ...
     def close(self, patience: Callable[[], float]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Learner:
-    """Everything that learns. `evaluate` measures held-out accuracy before a round; without it nothing is held out."""
+    """Tasks, policy and trainer. `evaluate` measures held-out accuracy; without it nothing is held out."""
 
     tasks: Tasks
     policy: "Policy"
     trainer: "Trainer"
-    evaluate: Callable[[int], dict[str, Any]] | None = None
+    evaluate: Callable[[], dict[str, Any]] | None = None
 
 
 class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,19 +66,17 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tasks: dict[str, Any]
     swarm: dict[str, Any]
-    totals: dict[Annotated[str, Meta(max_length=64)], Count]
-    barren: Annotated[int, Meta(ge=0, lt=BARREN_ROUNDS)]
     evaluated_at: Count
 
 
-class Stopped(Exception):
-    """Leaves a round when a stop is requested; the round counts as not begun."""
+class RoundLeft(Exception):
+    """Raised inside a round when a stop is requested; the round counts as not begun."""
 
 
 class Worker:
     def __init__(
         self,
-        settings: Config,
+        config: Config,
         learner: Learner,
         swarm: Swarm,
         journal: Journal,
@@ -89,15 +84,14 @@ class Worker:
         stop: Stop,
         push: Push | None = None,
     ) -> None:
-        self.settings = settings
+        self.config = config
         self.tasks, self.policy, self.trainer, self.evaluate = learner.tasks, learner.policy, learner.trainer, learner.evaluate
         self.swarm = swarm
         self.journal, self.clock = journal, journal.clock
         self.checkpoints = checkpoints
         self.stop = stop
         self.push = push
-        self.totals: Counter[str] = Counter()
-        self._barren = self._discounted = 0
+        self._uninformative_rounds = self._discounted_rounds = 0
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = self._evaluated_at = 0
 
@@ -106,17 +100,17 @@ class Worker:
         number = self._begin()
         self.journal.progress("training_started", number)
         try:
-            while number < self.settings.max_rounds and not self.stop.requested:
+            while number < self.config.max_rounds and not self.stop.requested:
                 self.play(number)
                 self._mark_boundary(number + 1)
-                if number + 1 - self._saved_at >= self.settings.checkpoint_interval:
+                if number + 1 - self._saved_at >= self.config.checkpoint_interval:
                     self._save()
                 if self.push:
                     self.push.after_round(number + 1)
                 number = self._next_round(number)
-        except Stopped:
+        except RoundLeft:
             pass
-        outcome = "complete" if number >= self.settings.max_rounds else "stopped"
+        outcome = "complete" if number >= self.config.max_rounds else "stopped"
         self._finish(outcome, number)
         return outcome
 
@@ -125,11 +119,11 @@ class Worker:
         watch = Stopwatch(self.clock)
         self.journal.progress("round_start", number)
         self._step("generating", number)
-        self.swarm.prepare(number, STAGE, self.settings.external_count, self._chooser(number))
-        own = self._answer(self.tasks.draw(self.settings.own_count), number, watch)
+        self.swarm.prepare(number, STAGE, self.config.external_count, self._chooser(number))
+        own = self._answer(self.tasks.draw(self.config.own_count), number, watch)
 
         self._step("gathering", number)
-        external = self.swarm.gather(number, STAGE, self.settings.external_count, self._chooser(number))
+        external = self.swarm.gather(number, STAGE, self.config.external_count, self._chooser(number))
         watch.lap("store")
 
         self._step("training", number)
@@ -142,19 +136,19 @@ class Worker:
         self._record(number, learnt | own_figures(own) | batch_figures(own, external, number), watch)
 
     def _chooser(self, number: int) -> random.Random:
-        return generator(self.settings.seed, self.settings.node, number, "choose")
+        return generator(self.config.seed, self.config.node, number, "choose")
 
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
         """Answer and score the questions; publish each rollout as soon as it exists."""
         own = []
-        seed = stream_seed(self.settings.seed, self.settings.node, number, "sample")
-        for slot, completions in enumerate(self.policy.answer(questions, self.settings.group_size, seed)):
+        seed = stream_seed(self.config.seed, self.config.node, number, "sample")
+        for slot, completions in enumerate(self.policy.answer(questions, self.config.group_size, seed)):
             watch.lap("generate")
             self._obey_stop()  # scoring a group whose answers hang takes ten seconds
             question = questions[slot]
             scores = self.tasks.score_all(question, [done.text for done in completions])
             scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
-            rollout = Rollout(question, scored, self.settings.node, number, STAGE, slot)
+            rollout = Rollout(question, scored, self.config.node, number, STAGE, slot)
             watch.lap("score")
             self.swarm.publish(rollout, self.trainer.policy_version)
             watch.lap("store")
@@ -162,61 +156,60 @@ class Worker:
         return own
 
     def _record(self, number: int, measured: dict[str, Any], watch: Stopwatch) -> None:
-        settings, exchanged = self.settings, dict(self.swarm.figures(number))
-        watch.move("store", "score", exchanged.pop("checking_seconds", 0.0))
+        config, exchange_figures = self.config, dict(self.swarm.figures(number))
+        watch.move("store", "score", exchange_figures.pop("checking_seconds", 0.0))
         row = Round(
             **measured,
             **self._evaluate(number + 1),
-            **exchanged,
+            **exchange_figures,
             timestamp=self.clock.wall(),
-            node_id=settings.node,
+            node_id=config.node,
             experiment=self.journal.layout.experiment_name,
             round=number,
             stage=STAGE,
-            own_wanted=settings.own_count,
-            external_wanted=settings.external_count,
-            group_size=settings.group_size,
+            own_wanted=config.own_count,
+            external_wanted=config.external_count,
+            group_size=config.group_size,
             policy_version=self.trainer.policy_version,
             tasks_total=dict(self.tasks.counters),
             seconds=watch.seconds,
             tokens_per_s=measured["tokens"] / max(watch.seconds["generate"], 1e-9),
         )
-        completions = settings.own_count * settings.group_size
-        self.totals.update(rounds=1, completions=completions, tokens=row.tokens, external_used=row.external_used)
         self.journal.round_done(row)
         self.journal.say(
-            f"round {number}: reward {row.reward:.3f}, own {row.own_used}/{settings.own_count}, "
-            f"external {row.external_used}/{settings.external_count}, {sum(watch.seconds.values()):.1f} s"
+            f"round {number}: reward {row.reward:.3f}, own {row.own_used}/{config.own_count}, "
+            f"external {row.external_used}/{config.external_count}, {sum(watch.seconds.values()):.1f} s"
         )
         self._warn(row)
         self.journal.tell(self.swarm.news())
 
     def _warn(self, row: Round) -> None:
         """Warn after many rounds in which nothing, or little of what peers sent, could be learnt from."""
-        self._barren = 0 if row.own_used + row.external_used else self._barren + 1
-        if self._barren == BARREN_ROUNDS:
-            self._barren = 0
+        self._uninformative_rounds = 0 if row.informative else self._uninformative_rounds + 1
+        if self._uninformative_rounds == WARNING_ROUNDS:
+            self._uninformative_rounds = 0
             line = (
-                f"nothing was informative for {BARREN_ROUNDS} rounds: all completions of a question got the same reward, so "
+                f"nothing was informative for {WARNING_ROUNDS} rounds: all completions of a question got the same reward, so "
                 "there is no gradient; run 'rl-swarm probe' to find tasks that this model can learn from"
             )
-            self.journal.note("nothing_informative", line, round=row.round, rounds=BARREN_ROUNDS)
+            self.journal.note("nothing_informative", line, round=row.round, rounds=WARNING_ROUNDS)
         if row.external_weighed:  # a round without external completions says nothing about them
-            self._discounted = self._discounted + 1 if row.external_discounted > row.external_weighed / 2 else 0
-            if self._discounted == DISCOUNTED_ROUNDS:
-                line = (
-                    f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: this model finds them absurd, "
-                    "or they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
-                )
-                self.journal.note("external_discounted", line, round=row.round, rounds=DISCOUNTED_ROUNDS)
+            self._discounted_rounds = self._discounted_rounds + 1 if row.external_discounted > row.external_weighed / 2 else 0
+        if self._discounted_rounds == WARNING_ROUNDS:
+            self._discounted_rounds = 0
+            line = (
+                f"most completions of peers counted for nothing for {WARNING_ROUNDS} rounds: this model finds them absurd, or "
+                "they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
+            )
+            self.journal.note("external_discounted", line, round=row.round, rounds=WARNING_ROUNDS)
 
     def _evaluate(self, number: int) -> dict[str, Any]:
-        """Measure held-out accuracy if it is due before this round. Never left half-way: the update is done by now."""
-        interval = self.settings.eval_interval
+        """Measure held-out accuracy if it is due after this many rounds. Does not obey a stop: the update is already done."""
+        interval = self.config.eval_interval
         if not self.evaluate or not interval or 0 < number < self._evaluated_at + interval:
             return {}
         self.journal.state("evaluating", number)
-        result = self.evaluate(number)
+        result = self.evaluate()
         self._evaluated_at = number
         self.journal.event("evaluation", round=number, **result)
         return result
@@ -247,11 +240,10 @@ class Worker:
             self.tasks.restore(before[0])
             self.swarm.restore(before[1])
             raise
-        self.totals = Counter(state.totals)
-        self._barren, self._evaluated_at, self._saved_at = state.barren, state.evaluated_at, number
+        self._evaluated_at, self._saved_at = state.evaluated_at, number
 
     def _next_round(self, number: int) -> int:
-        if number + 1 >= self.settings.max_rounds:
+        if number + 1 >= self.config.max_rounds:
             return number + 1
         return self.swarm.next_round(number, lambda: self._step("waiting for the next round to be announced", number + 1))
 
@@ -265,15 +257,13 @@ class Worker:
 
     def _obey_stop(self) -> None:
         if self.stop.requested:
-            raise Stopped
+            raise RoundLeft
 
     def _mark_boundary(self, number: int) -> None:
         """Keep the state between two rounds, without the weights: a round that is left half-way counts as not begun."""
         node_state = {
             "tasks": self.tasks.state(),
             "swarm": self.swarm.state(),
-            "totals": dict(self.totals),
-            "barren": self._barren,
             "evaluated_at": self._evaluated_at,
         }
         self._boundary = (number, node_state)
@@ -309,9 +299,9 @@ class Worker:
 
             self.journal.state("pushing the model", self._boundary[0])
             self.journal.show(f"pushing the model, at most {patience():.0f} s")
-            self.push(self._boundary[0])
+            self.push.push_now(self._boundary[0])
             self.push.close(patience)
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
-        self.journal.event(outcome, round=number, totals=dict(self.totals))
-        self.journal.state(outcome, min(number, self.settings.max_rounds - 1))
+        self.journal.event(outcome, round=number)
+        self.journal.state(outcome, min(number, self.config.max_rounds - 1))

@@ -79,7 +79,7 @@ def run_cell(cell: Cell, after_round: Callable[[int], object] = lambda number: N
                 if cell.arm.adaptive and number:  # there is nothing to adapt to before the first round
                     shares = [row.own_used / row.own_wanted for row in _records(node)]
                     split = adapted(cell.arm.split, shares, len(members) - 1)
-                    worker.settings = replace(worker.settings, own_count=split.own, external_count=split.external)
+                    worker.config = replace(worker.config, own_count=split.own, external_count=split.external)
                 worker.play(number)
             after_round(number + 1)
         rows = sorted((row for node, _ in members for row in _records(node)), key=lambda row: (row.round, row.node_id))
@@ -93,9 +93,9 @@ def _records(node: Node) -> list[Round]:
 
 def _evaluate_before(worker: Worker) -> tuple[float, float] | None:
     """Held-out accuracy of the base model. All nodes begin with the same one; of a mixed swarm the first node counts."""
-    if not worker.evaluate or not worker.settings.eval_interval:
+    if not worker.evaluate or not worker.config.eval_interval:
         return None
-    measured = worker.evaluate(0)
+    measured = worker.evaluate()
     return measured["held_out"], measured["held_out_style_blind"]
 
 

@@ -49,13 +49,13 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     own_used: Count = 0  # the informative ones
     own_ids: tuple[Name, ...] = ()
     external_wanted: Count = 0  # J
-    external_used: Count = 0
+    external_used: Count = 0  # given to the update; with ROLLOUT_CHOICE=uniform also uninformative ones
     external_ids: tuple[Name, ...] = ()
     external_age: Finite | None = None  # their mean age in rounds
     external_reward: Finite | None = None  # as scored here
     group_size: Count = 0  # G
 
-    # Measured by the update; None without an update, or with nothing to measure
+    # Measured by the update; None where there was nothing to measure
     informative: Finite = 0.0  # rollouts trained on, own and external
     too_long: Finite = 0.0  # rollouts whose prompts do not fit the model's context
     tokens_trained: Finite = 0.0

@@ -14,8 +14,8 @@ class Alone(Swarm):
     def __init__(self, news: Newsbox) -> None:
         self._news = news
 
-    def first_round(self, own: int) -> int:
-        return own
+    def first_round(self, resumed_at: int) -> int:
+        return resumed_at
 
     def next_round(self, done: int, waiting: Callable[[], None]) -> int:
         return done + 1

@@ -31,8 +31,8 @@ class StoreSwarm(Swarm):
         self.pace = Pace(self.rounds, member.clock, member.news.add, member.node_id, config.round_interval)
         self.exchange = Exchange(member, config, verify, secret, quarantine)
 
-    def first_round(self, own: int) -> int:
-        return self.pace.first(own)
+    def first_round(self, resumed_at: int) -> int:
+        return self.pace.first(resumed_at)
 
     def next_round(self, done: int, waiting: Callable[[], None]) -> int:
         publisher = self.member.publisher

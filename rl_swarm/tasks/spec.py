@@ -1,6 +1,6 @@
 """The TASKS setting: its grammar, and one canonical text for the same tasks.
 
-Reads text and, for own tasks, hashes a file. Never imports reasoning_gym, so `config`, `status` and the web server may use it;
+Reads text and, for own tasks, hashes a file. Never imports reasoning_gym, so `config` and `status` may use it;
 `Tasks` loads the library and checks that names and parameters exist.
 
 An own task is code. It comes only from a file that this user named in TASKS or TASK_FILES; an experiment can ask for one by its

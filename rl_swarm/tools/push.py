@@ -57,22 +57,22 @@ class HubPusher:
         if self._counted_from is None:
             self._counted_from = number - 1
         if 0 < self._node.config.hub_push_interval <= number - self._counted_from:
-            self(number)
+            self.push_now(number)
 
-    def __call__(self, round_number: int) -> None:
+    def push_now(self, number: int) -> None:
         """Push now, unless the model of this round is already pushed or on its way."""
         self._look()
-        if round_number == self._pushed:
+        if number == self._pushed:
             return
-        self._pushed = self._counted_from = round_number
+        self._pushed = self._counted_from = number
         try:
-            self._write(round_number)
+            self._write(number)
         except SwarmError as error:
-            self._end(round_number, {"error": str(error)})
+            self._end(number, {"error": str(error)})
             return
         if self._waiting is not None:
             shutil.rmtree(self._export(self._waiting), ignore_errors=True)
-        self._waiting = round_number
+        self._waiting = number
         self._look()
 
     def close(self, patience: Callable[[], float]) -> None:

@@ -25,16 +25,16 @@ def reading(logprobs: object, entropies: object = None, mask: object = None) -> 
 
 def test_no_correction_counts_everything() -> None:
     wrong, cut, own = passage(-1.0), passage(whole=False), passage(external=False)
-    assert all(Correction().considers(each) and not Correction().discards(each) for each in (wrong, cut, own))
+    assert all(Correction().may_count(each) and not Correction().known_zero(each) for each in (wrong, cut, own))
     assert Correction().weights([wrong, cut, own], reading([[-1e4]] * 3)).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_guard_needs_a_positive_advantage_and_the_whole_text() -> None:
     guard = Guarded(55)
-    assert [guard.considers(passage(advantage)) for advantage in (1.0, 0.0, -1.0)] == [True, False, False]
-    assert [guard.discards(passage(whole=whole)) for whole in (True, False)] == [False, True]
+    assert [guard.may_count(passage(advantage)) for advantage in (1.0, 0.0, -1.0)] == [True, False, False]
+    assert [guard.known_zero(passage(whole=whole)) for whole in (True, False)] == [False, True]
     own = passage(-1.0, external=False, whole=False)
-    assert guard.considers(own) and not guard.discards(own)
+    assert guard.may_count(own) and not guard.known_zero(own)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_where_nothing_counts_nothing_changes(correction: str) -> None:
 def test_an_own_batch_is_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """J = 0 is plain GRPO to the bit: nothing is scaled afterwards."""
     made = policy()
-    monkeypatch.setattr(Trainer, "_leave_out", None)
+    monkeypatch.setattr(Trainer, "_rescale", None)
     assert trainer_of(made, "guarded").update(scored(made))["tokens_trained"] > 0
 
 

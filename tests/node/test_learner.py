@@ -75,8 +75,8 @@ def test_models_with_different_tokenizers_train_on_each_others_rollouts(tmp_path
     used = {}
     for worker in (nano, other):
         copy_journals(worker)
-        rows = metrics(store, LAYOUT, worker.settings.node_id)
-        used[worker.settings.node_id] = [rollout_id for row in rows for rollout_id in row["external_ids"]]
+        rows = metrics(store, LAYOUT, worker.config.node_id)
+        used[worker.config.node_id] = [rollout_id for row in rows for rollout_id in row["external_ids"]]
         assert all(row["loss"] == row["loss"] for row in rows), "a loss is not a number"
     assert {rollout_id.split("/")[0] for rollout_id in used["nano"]} == {"other"}
     assert {rollout_id.split("/")[0] for rollout_id in used["other"]} == {"nano"}
@@ -135,7 +135,7 @@ def result(tmp_path: Path, name: str) -> tuple[Any, list[dict[str, Any]]]:
     Checkpoints(checkpoints).restore(lambda *state: found.append(state))
     [restored] = found
     rows = metrics(FolderStore(tmp_path / name / "store"), Layout("trial"), "me")
-    passing = {"timestamp", "tokens_per_s", "seconds", "store", "tasks", "pending"}
+    passing = {"timestamp", "tokens_per_s", "seconds", "store_total", "tasks_total", "pending"}
     return restored, [{key: value for key, value in row.items() if key not in passing} for row in rows]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rl_swarm.clock import Clock
 from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError
-from rl_swarm.node.worker import BARREN_ROUNDS, DISCOUNTED_ROUNDS, LAST_SAVE_SECONDS, Learner, Worker
+from rl_swarm.node.worker import LAST_SAVE_SECONDS, WARNING_ROUNDS, Learner, Worker
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.rollout import Question, decode
 from rl_swarm.runs import progress
@@ -42,7 +42,7 @@ def finish(worker: Worker) -> list[dict[str, Any]]:
     worker.journal.flush()
     member = worker.swarm.member
     member.publisher.close(1.0)
-    return metrics(member.store, LAYOUT, worker.settings.node_id)
+    return metrics(member.store, LAYOUT, worker.config.node_id)
 
 
 def announce(store: Store, number: int) -> None:
@@ -133,7 +133,7 @@ def test_a_stop_leaves_the_round_as_if_it_had_not_begun(tmp_path: Path) -> None:
 
     class Stopping(StandInPolicy):
         def answer(self, questions: Any, group_size: int, seed: int) -> Any:
-            if worker.totals["rounds"] == 3:
+            if worker.trainer.policy_version == 3:
                 stop.requested = True
             return super().answer(questions, group_size, seed)
 
@@ -156,8 +156,8 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
         def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
             saved.append(round)
 
-    def evaluate(number: int) -> dict[str, float]:
-        evaluated.append(number)
+    def evaluate() -> dict[str, float]:
+        evaluated.append(worker.trainer.policy_version)
         return {"held_out": 0.5}
 
     worker = make(
@@ -182,7 +182,7 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
             for question, group in zip(questions, super().answer(questions, group_size, seed), strict=True):
                 yield tuple(replace(done, text=f"<answer>{question.answer}</answer>") for done in group)
 
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Perfect(), max_rounds=BARREN_ROUNDS + 3)
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Perfect(), max_rounds=WARNING_ROUNDS + 3)
     said: list[str] = []
     worker.journal.console = said.append
     worker.run()
@@ -257,7 +257,7 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
             stop.requested = self.policy_version == 1
             return super().update(batch)
 
-    def evaluate(number: int) -> dict[str, float]:
+    def evaluate() -> dict[str, float]:
         return {"held_out": 0.5}
 
     worker = make(
@@ -279,15 +279,13 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
 def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> None:
     stop = Stop()
     stop.requested = True
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda number: {"held_out": 0.0}, eval_interval=1)
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda: {"held_out": 0.0}, eval_interval=1)
     assert worker.run() == "stopped"
 
 
 GOOD: dict[str, Any] = {
     "tasks": {"cursor": 8},
     "swarm": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
-    "totals": {"rounds": 3},
-    "barren": 1,
     "evaluated_at": 2,
 }
 
@@ -309,10 +307,9 @@ HOSTILE: dict[str, Any] = {
     "a standing that is none": changed(swarm=GOOD["swarm"] | {"standings": {"w1": {"good": 1}}}),
     "a power beyond reason": changed(swarm=GOOD["swarm"] | {"standings": {"w1": STANDING | {"mutes": 10**12}}}),
     "more peers than are remembered": changed(swarm=GOOD["swarm"] | {"standings": {str(n): STANDING for n in range(2049)}}),
-    "negative totals": changed(totals={"rounds": -1}),
-    "barren for ever": changed(barren=10**6),
+    "a negative round": changed(evaluated_at=-1),
     "an evaluation to come": changed(evaluated_at=4),
-    "truth for a number": changed(barren=True),
+    "truth for a number": changed(evaluated_at=True),
 }
 
 
@@ -341,7 +338,7 @@ def test_a_node_state_that_is_none_is_refused_and_the_one_before_is_taken(harm: 
     assert worker._begin() == 2
     assert len(shelf.refused) == 1 and "\n" not in shelf.refused[0]
     assert worker.trainer.state() == {"version": 2, "weights": 2}
-    assert (worker.totals, worker._barren, worker.swarm.exchange.used) == ({"rounds": 3}, 1, {"a/1/0/0": 1})
+    assert worker.swarm.exchange.used == {"a/1/0/0": 1}
 
 
 @pytest.mark.parametrize("part", ["tasks", "swarm", "trainer"])
@@ -358,7 +355,7 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
     with pytest.raises(CheckpointError, match="not this one"):
         worker._resume(3, GOOD, {"version": 9, "weights": 9})
     assert (worker.tasks.state(), worker.swarm.exchange.state(), worker.trainer.state()) == before
-    assert (worker.totals, worker._barren, worker._saved_at) == ({}, 0, 0)
+    assert worker._saved_at == 0
 
 
 def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
@@ -369,11 +366,11 @@ def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: 
             return super().update(batch) | weighed
 
     store = MemoryStore()
-    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * DISCOUNTED_ROUNDS + 5)
+    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * WARNING_ROUNDS + 5)
     said: list[str] = []
     worker.journal.console = said.append
     worker.run()
     finish(worker)
     assert sum("most completions of peers counted for nothing" in line for line in said) == 1
     rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
-    assert [(row["round"], row["rounds"]) for row in rows] == [(2 * DISCOUNTED_ROUNDS - 2, DISCOUNTED_ROUNDS)]
+    assert [(row["round"], row["rounds"]) for row in rows] == [(2 * WARNING_ROUNDS - 2, WARNING_ROUNDS)]

@@ -102,7 +102,7 @@ class Witness:
     # While it runs: workers
 
     def watch_worker(self, worker: Worker, store: DriveFromHell, number: int) -> None:
-        node_id = worker.settings.node_id
+        node_id = worker.config.node_id
         life = Life(node_id, number)
         self.lives.setdefault(node_id, []).append(life)
         self.weights[node_id] = worker.trainer

@@ -83,7 +83,7 @@ class StandInTrainer:
     def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
         self.policy_version += 1
         self.weights = stream_seed(self.weights, *(rollout.id for rollout in batch))
-        return {"loss": 0.0}
+        return {"loss": 0.0, "informative": float(sum(rollout.informative for rollout in batch))}
 
     def state(self) -> dict[str, Any]:
         return {"version": self.policy_version, "weights": self.weights}
@@ -100,7 +100,7 @@ class StandInPush:
 
     def after_round(self, number: int) -> None: ...
 
-    def __call__(self, round_number: int) -> None: ...
+    def push_now(self, number: int) -> None: ...
 
     def close(self, patience: Callable[[], float]) -> None:
         time.sleep(min(self.seconds, patience()))

@@ -422,7 +422,7 @@ def test_a_push_is_read_back_from_the_hub_and_loads(stub: HubStub, tmp_path: Pat
     trained = policy("llama", seed=3)
     pushing = Pushing(tmp_path, monkeypatch, "from rl_swarm.tools.push import main; main()", trained)
     at_the_push = logits(trained.model)
-    pushing.pusher(60)
+    pushing.pusher.push_now(60)
     for parameter in trained.model.parameters():  # training goes on while the upload runs
         parameter.data += 1.0
     pushing.close()
@@ -450,7 +450,7 @@ def test_later_pushes_go_to_the_same_repository_when_their_interval_has_passed(
         pushing.pusher.after_round(number)
         if number in (47, 57):
             pushing.wait(lambda number=number: DONE.format(number) in pushing.lines)
-    pushing.pusher(57)  # the end of training, with nothing learnt since
+    pushing.pusher.push_now(57)  # the end of training, with nothing learnt since
     pushing.close()
     assert [each[1:3] for each in pushing.asked] == [["trial-w1", "Round 47"], ["tester/found", "Round 57"]]
 
@@ -462,7 +462,7 @@ def test_a_hub_that_hangs_is_given_up_in_time_and_training_does_not_wait(tmp_pat
     monkeypatch.setattr(push, "UPLOAD_SECONDS", 0.3)
     pushing = Pushing(tmp_path, monkeypatch, HANGING)
     began = time.monotonic()
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     assert time.monotonic() - began < 1.0
     pushing.close()
     assert pushing.lines == [FAILED.format(5, "not done within 0.3 s: check the connection to the hub")]
@@ -472,7 +472,7 @@ def test_a_hub_that_hangs_is_given_up_in_time_and_training_does_not_wait(tmp_pat
 def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hang").touch()
     pushing = Pushing(tmp_path, monkeypatch)
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     pushing.wait(lambda: pushing.asked)
     assert pushing.asked[0][-1] == TOKEN
     assert pushing.pusher._upload
@@ -487,8 +487,8 @@ def test_the_upload_keeps_the_token_to_itself_and_is_not_ended_by_ctrl_c(tmp_pat
 def test_the_end_of_a_node_waits_no_longer_than_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hang").touch()
     pushing = Pushing(tmp_path, monkeypatch)
-    pushing.pusher(5)
-    pushing.pusher(6)
+    pushing.pusher.push_now(5)
+    pushing.pusher.push_now(6)
     began = time.monotonic()
     pushing.close(0.2)
     assert time.monotonic() - began < 5.0
@@ -503,7 +503,7 @@ def test_a_node_that_is_stopped_while_it_pushes_its_last_model_waits_less_long(
 ) -> None:
     (tmp_path / "hang").touch()
     pushing = Pushing(tmp_path, monkeypatch)
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     began = time.monotonic()
     pushing.pusher.close(lambda: 1800.0 if time.monotonic() - began < 0.3 else 0.5)
     assert time.monotonic() - began < 6.0
@@ -514,7 +514,7 @@ def test_a_newer_push_takes_the_place_of_one_that_waits(tmp_path: Path, monkeypa
     (tmp_path / "hang").touch()
     pushing = Pushing(tmp_path, monkeypatch)
     for number in (5, 6, 7):
-        pushing.pusher(number)
+        pushing.pusher.push_now(number)
     assert sorted(path.name for path in pushing.folder.iterdir()) == ["round_000005", "round_000005.console", "round_000007"]
     (tmp_path / "hang").unlink()
     pushing.close()
@@ -524,11 +524,11 @@ def test_a_newer_push_takes_the_place_of_one_that_waits(tmp_path: Path, monkeypa
 def test_what_failed_is_pushed_again_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fail").touch()
     pushing = Pushing(tmp_path, monkeypatch)
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     pushing.wait(lambda: pushing.lines)
     (tmp_path / "fail").unlink()
-    pushing.pusher(5)
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
+    pushing.pusher.push_now(5)
     pushing.close()
     assert pushing.lines == [FAILED.format(5, "it is told to"), DONE.format(5)]
 
@@ -537,7 +537,7 @@ def test_an_export_that_cannot_be_written_is_reported_too(tmp_path: Path, monkey
     (tmp_path / "push").touch()
     pushing = Pushing(tmp_path, monkeypatch, trained=policy())
     (tmp_path / "push").touch()
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     assert "the push of round 5 failed (the model cannot be written to " in pushing.lines[0]
     (tmp_path / "push").unlink()
     pushing.close()
@@ -553,7 +553,7 @@ def test_an_export_that_cannot_be_written_is_reported_too(tmp_path: Path, monkey
 )
 def test_an_upload_that_dies_is_reported(program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushing = Pushing(tmp_path, monkeypatch, program)
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     pushing.close()
     assert pushing.lines == [FAILED.format(5, f"the upload ended with {reason}")]
 
@@ -561,7 +561,7 @@ def test_an_upload_that_dies_is_reported(program: str, reason: str, tmp_path: Pa
 def test_an_upload_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushing = Pushing(tmp_path, monkeypatch)
     monkeypatch.setattr(push, "python", lambda *program: ["/no/such/program"])
-    pushing.pusher(5)
+    pushing.pusher.push_now(5)
     assert "failed (no process can be started for the upload: " in pushing.lines[0]
     pushing.close()
 
