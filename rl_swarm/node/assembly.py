@@ -20,7 +20,7 @@ from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Worker
 from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, on_signals, watching_launcher
-from rl_swarm.store import Store, open_store
+from rl_swarm.store import Store, folder_of, open_store
 from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
@@ -121,22 +121,22 @@ def load_config(
         configuration.require(config, "store", "experiment")
     if config.store is None:
         make_private(Path(config.store_url))
-    store = open_store(config.store_url)
-    identity = load_identity(config.identity, Path(store.url)) if config.identity else None
+    store, shared = open_store(config.store_url), folder_of(config.store_url)
+    identity = load_identity(config.identity, shared) if config.identity else None
     experiment = experiments.publish(store, Layout(config.experiment_name), config, tasks_version, store.clock, identity)
     insist_on_first_founder(config, store.url, experiment, identity.public if identity else None)
     config = configuration.load(environment, flags, experiment.settings)
     experiments.check(config, experiment, tasks_version)
     if config.role == "worker":
         tasks_of(config)  # task code that this user has not named ends the start before any library is loaded
-    if config.store is not None and "://" not in store.url and home_of(config).resolve().is_relative_to(store.url):
+    if config.store is not None and shared and home_of(config).resolve().is_relative_to(shared.resolve()):
         raise ConfigError(
             f"RL_SWARM_HOME lies in the shared folder, got {config.home!r}: spool, checkpoints and secrets of a node belong "
             "on a disk of its own; the store has a copy of what the node needs to resume elsewhere"
         )
     if identity is None and experiment.key:
         require_library("an experiment that its founder has signed")
-        identity = load_identity(str(home_of(config) / KEY_FILE), Path(store.url))
+        identity = load_identity(str(home_of(config) / KEY_FILE), shared)
     return config, store, experiment, identity
 
 

@@ -91,7 +91,7 @@ def make_examples(environment: Mapping[str, str], store: Store, layout: Layout, 
 
 def nearby(path: str) -> str:
     """Shorten a path to how one would type it here: relative if it lies below this folder."""
-    if "://" in path or not os.path.isabs(path):
+    if not os.path.isabs(path):  # also a URL that names no folder
         return path
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else os.path.join(".", relative)

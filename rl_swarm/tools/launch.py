@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import DEFAULT_STORE, SETTINGS, expanded, load
+from rl_swarm.config import DEFAULT_STORE, SETTINGS, load
 from rl_swarm.errors import SwarmError
 from rl_swarm.identity import load_identity
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
 from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
-from rl_swarm.store import open_store
+from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.text import visible
@@ -176,8 +176,8 @@ def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str |
     """Make the environment that every node starts with: flags become variables, and store and experiment have defaults."""
     given = {SETTINGS[field_name].variable: value for field_name, value in flags.items() if value is not None}
     combined = {"GDRIVE_PATH": DEFAULT_STORE, "EXPERIMENT_NAME": "swarm", **environment, **given}
-    store = combined["GDRIVE_PATH"]
-    return combined | {"GDRIVE_PATH": store if "://" in store else str(expanded(store, "GDRIVE_PATH").absolute())}
+    folder = folder_of(combined["GDRIVE_PATH"])
+    return combined | ({"GDRIVE_PATH": str(folder.absolute())} if folder else {})
 
 
 def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
@@ -186,7 +186,7 @@ def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
     if config.identity is None or config.founder is not None:
         return dict(environment)
     store = open_store(config.store_url)
-    public = load_identity(config.identity, Path(store.url)).public
+    public = load_identity(config.identity, folder_of(config.store_url)).public
     found = experiments.read(store, Layout(config.experiment_name))
     return dict(environment) | ({"SWARM_FOUNDER": public} if found is None or found.key == public else {})
 

@@ -13,6 +13,7 @@ import click
 from rl_swarm import config as configuration
 from rl_swarm.config import expanded, read
 from rl_swarm.errors import ConfigError
+from rl_swarm.store import folder_of
 
 
 class Checked(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -61,7 +62,7 @@ def output_folder(value: str) -> Path:
 
 def outside(path: Path, store_url: str) -> Path:
     """Return the path; raise ConfigError if it lies in the shared folder, where others may have put links under such names."""
-    shared = None if "://" in store_url.removeprefix("file://") else expanded(store_url.removeprefix("file://"), "GDRIVE_PATH")
+    shared = folder_of(store_url)
     typed = Path(os.path.abspath(path))
     if shared and any(place.is_relative_to(shared.resolve()) for place in (typed, typed.parent.resolve())):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What every store backend must do; a backend's test class inherits this and gives `make_store`."""
+"""What every store backend must do; a backend's test class inherits this and gives `store` and `second`."""
 
 import threading
 from pathlib import Path
@@ -60,6 +60,18 @@ class StoreContract:
     def test_a_limit_bounds_what_is_read(self, store: Store) -> None:
         store.put("a/x", b"0123456789")
         assert store.get("a/x", limit=4) == b"01234"
+
+    def test_an_offset_is_where_reading_begins(self, store: Store) -> None:
+        store.put("a/x", b"0123456789")
+        assert store.get("a/x", limit=4, offset=3) == b"34567"
+        assert store.get("a/x", limit=4, offset=8) == b"89"
+        assert store.get("a/x", limit=4, offset=10) == store.get("a/x", limit=4, offset=99) == b""
+
+    def test_a_negative_offset_counts_from_the_end(self, store: Store) -> None:
+        store.put("a/x", b"0123456789")
+        assert store.get("a/x", limit=4, offset=-3) == b"789"
+        assert store.get("a/x", limit=1, offset=-3) == b"78"
+        assert store.get("a/x", limit=4, offset=-99) == b"01234"
 
     def test_files_go_there_and_back(self, store: Store, tmp_path: Path) -> None:
         source, target = tmp_path / ".source", tmp_path / ".target"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_swarm.errors import ConfigError, StoreAway
-from rl_swarm.store import Store, open_store
+from rl_swarm.store import Store, folder_of, open_store
 from rl_swarm.store.aside import aside
 from rl_swarm.store.folder import FolderStore, on_local_disk
 from rl_swarm.store.memory import MemoryStore
@@ -134,6 +134,14 @@ def test_open_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="must be a folder"):
         open_store(str(tmp_path / "file"))
+
+
+def test_the_folder_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert folder_of("/a/b") == folder_of("file:///a/b") == Path("/a/b")
+    assert folder_of("~/b") == folder_of("file://~/b") == Path("/home/me/b")
+    assert folder_of("b") == Path("b")
+    assert folder_of("memory://b") is folder_of("ftp://host/b") is None
 
 
 def test_mounts_are_told_from_local_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

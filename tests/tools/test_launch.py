@@ -296,6 +296,13 @@ def test_output_can_be_followed_with_names_before_lines(swarm: LocalSwarm, tmp_p
     assert any(line.startswith("[coordinator_0] coordinator complete") for line in said)
 
 
+def test_nodes_get_the_whole_path_of_a_folder_and_any_other_url_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for typed in ("swarm", "file://swarm", str(tmp_path / "swarm"), f"file://{tmp_path}/swarm"):
+        assert launch_environment({"GDRIVE_PATH": typed}, {})["GDRIVE_PATH"] == str(tmp_path / "swarm")
+    assert launch_environment({"GDRIVE_PATH": "memory://swarm"}, {})["GDRIVE_PATH"] == "memory://swarm"
+
+
 def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tmp_path: Path) -> None:
     environment = launch_environment(
         {"HUGGINGFACE_ACCESS_TOKEN": "hf_secret"}, {"own_count": "3", "store": str(tmp_path), "seed": None}

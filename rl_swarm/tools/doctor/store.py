@@ -14,10 +14,10 @@ from functools import partial
 
 from rl_swarm import config as configuration
 from rl_swarm.clock import Clock, SystemClock
-from rl_swarm.config import Config, expanded
+from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.runs.validate import Finding
-from rl_swarm.store import Store, is_key, open_store
+from rl_swarm.store import Store, folder_of, is_key, open_store
 from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
@@ -70,10 +70,10 @@ class StoreExam:
         return self._findings
 
     def _run(self) -> None:
-        url, made = self.config.store_url, False
+        url, made = self.config.store_url, None
         try:
-            root = expanded(url.removeprefix("file://"), "GDRIVE_PATH")
-            made = not root.exists()
+            root = folder_of(url)
+            made = root if root and not root.exists() else None
             store = self._open_url(url)
             for check in (self._check_place, self._check_documents, self._check_experiment):
                 try:
@@ -88,7 +88,7 @@ class StoreExam:
             self._add("store", "failed", f"{url} does not answer (Errno {error.errno}, {error.strerror}): mount it again")
         if made:
             with contextlib.suppress(OSError):  # not empty, or no folder
-                root.rmdir()
+                made.rmdir()
 
     def _check_place(self, store: Store) -> None:
         self._doing = "asking how much room it has"
