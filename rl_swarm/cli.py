@@ -16,7 +16,7 @@ from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKEN
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.options import Checked, decimal, output_file, output_folder, outside, whole
-from rl_swarm.tools.presets import PRESETS
+from rl_swarm.tools.presets import GPU_PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -217,14 +217,14 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 
 @main.command()
 @click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
-@click.option("--preset", type=Checked(configuration.choice(*PRESETS)), help="settings for one GPU, see docs/operating.md")
+@click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine until the last round or Ctrl-C. Start it again to go on."""
     from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
     from rl_swarm.tools.memory import refuse_if_too_large
 
-    usual, settings = PRESETS[preset] if preset else (4, {})
+    usual, settings = GPU_PRESETS[preset] if preset else (4, {})
     workers = workers or usual
     if preset:
         click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")

@@ -21,6 +21,7 @@ _TAIL = len(_OPEN) + 64 + len(_CLOSE)
 
 T = TypeVar("T", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Label = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class _Header(msgspec.Struct):

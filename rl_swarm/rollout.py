@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.config import MOST_OWN
-from rl_swarm.document import SCHEMA, Count, seal, unseal
+from rl_swarm.document import SCHEMA, Count, Label, seal, unseal
 from rl_swarm.errors import BadDocument, Incomplete
 
 BUNDLE_BYTES = 8 << 20
@@ -114,7 +114,7 @@ class _Completion(msgspec.Struct):
 
 
 class _Question(msgspec.Struct):
-    task: Annotated[str, Meta(max_length=200)]
+    task: Label
     config: dict[str, Any]
     seed: Count
     index: Count
@@ -130,9 +130,9 @@ class _Bundle(msgspec.Struct, kw_only=True, rename={"node_id": "peer_id"}):
     round: Count
     stage: Count
     timestamp: float
-    model: Annotated[str, Meta(max_length=200)]
+    model: Label
     policy_version: Count
-    tasks_version: Annotated[str, Meta(max_length=200)]
+    tasks_version: Label
     questions: Annotated[dict[Slot, _Question], Meta(max_length=MOST_OWN)]
     rollouts: Annotated[dict[Slot, Annotated[list[_Completion], Meta(max_length=GROUP_LIMITS[1])]], Meta(max_length=MOST_OWN)]
 

@@ -21,7 +21,7 @@ from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
 
 MOST_TRIED = 4  # checkpoints read from the store, so that bad ones cannot keep a node busy for long
-MOST_ASKED = 256  # rounds that a signing node searches for its own signatures
+MOST_SEARCHED = 256  # rounds that a signing node searches for its own signatures
 
 
 def load_policy(config: Config) -> Policy:
@@ -117,7 +117,7 @@ class _Stored:
         with contextlib.suppress(StoreAway):
             there = stored_rounds(self._store, self._layout, self._node_id, max_rounds, signed=self._signatures is not None)
             if self._signatures:
-                there = self._endorsed(itertools.islice(there, MOST_ASKED), say)
+                there = self._endorsed(itertools.islice(there, MOST_SEARCHED), say)
             self.rounds.extend(itertools.islice(there, MOST_TRIED))
 
     def fetch(self, number: int, path: Path) -> None:

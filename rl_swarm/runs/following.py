@@ -19,7 +19,7 @@ from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.peers import most_alive, read_registration
 
-SMOOTHED_ROUNDS = 5
+MEAN_ROUNDS = 5  # rewards are shown as means of so many rounds
 REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
 GOOD = 0.5  # a completion with at least this reward is shown as a good one
@@ -88,7 +88,7 @@ class Sample:
     reward: float
 
 
-def pick(rollouts: Sequence[Rollout]) -> tuple[Sample | None, Sample | None]:
+def pick_samples(rollouts: Sequence[Rollout]) -> tuple[Sample | None, Sample | None]:
     """Pick a good and a wrong completion; of one question if possible, since that is what a node learns from."""
     goods, wrongs = list[Sample](), list[Sample]()
     for rollout in rollouts:
@@ -110,7 +110,7 @@ class NodeMoment:
     doing: str
     since: float | None
     last: Round | None
-    reward: float | None  # mean of the last SMOOTHED_ROUNDS rounds
+    reward: float | None  # mean of the last MEAN_ROUNDS rounds
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _Followed:
         return new
 
     def moment(self) -> NodeMoment:
-        recent = [self.rows[number] for number in sorted(self.rows)[-SMOOTHED_ROUNDS:]]
+        recent = [self.rows[number] for number in sorted(self.rows)[-MEAN_ROUNDS:]]
         reward = fmean(row.reward for row in recent) if recent else None
         return NodeMoment(self.node_id, self.role, self.doing, self.since, recent[-1] if recent else None, reward)
 
@@ -210,7 +210,7 @@ class Following:
         """Show completions of the newest round; keep the good or the wrong one of before if there is no new one."""
         rollouts = published(self.store, self.layout, number, stage, node_id)
         turn = number % len(rollouts) if rollouts else 0  # show different questions in turn
-        good, wrong = pick([*rollouts[turn:], *rollouts[:turn]])
+        good, wrong = pick_samples([*rollouts[turn:], *rollouts[:turn]])
         self._good, self._wrong = good or self._good, wrong or self._wrong
 
 

@@ -11,16 +11,15 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from rl_swarm.config import MOST_ROUNDS
+from rl_swarm.document import Count, Label
+from rl_swarm.swarm.rounds import RoundNumber
 from rl_swarm.swarm.standing import Mute
 
 VERSION = 1
-MOST_ROUNDS = 10**6  # nobody plays a million
 
 Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
-Count = Annotated[int, Meta(ge=0, lt=10**12)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-RoundNumber = Annotated[int, Meta(ge=0, lt=MOST_ROUNDS)]
-Name = Annotated[str, Meta(max_length=200)]
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -28,15 +27,15 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
     timestamp: Finite  # seconds since 1970 on the node's own clock, at the end of the round
-    node_id: Name = ""
-    experiment: Name = ""
+    node_id: Label = ""
+    experiment: Label = ""
     round: RoundNumber
     stage: Count = 0
 
     # The node's own completions, informative or not; lengths are in tokens
     reward: Finite  # their mean; those of peers would raise it without any learning
     reward_std: Finite = 0.0
-    reward_by_task: dict[Name, Finite] = {}
+    reward_by_task: dict[Label, Finite] = {}
     tokens: Count = 0
     tokens_per_s: Finite = 0.0  # generated, per second of generating
     length_min: Count = 0
@@ -47,10 +46,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     # The batch of the update, with ids (node/round/stage/slot) from which anyone can recompute who learnt from whom
     own_wanted: Count = 0  # I
     own_used: Count = 0  # the informative ones
-    own_ids: tuple[Name, ...] = ()
+    own_ids: tuple[Label, ...] = ()
     external_wanted: Count = 0  # J
     external_used: Count = 0  # given to the update; with ROLLOUT_CHOICE=uniform also uninformative ones
-    external_ids: tuple[Name, ...] = ()
+    external_ids: tuple[Label, ...] = ()
     external_age: Finite | None = None  # their mean age in rounds
     external_reward: Finite | None = None  # as scored here
     group_size: Count = 0  # G
@@ -71,15 +70,15 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     # Greedy pass@1 on the held-out questions after this round, if it was evaluated
     held_out: Share | None = None
     held_out_style_blind: Share | None = None
-    held_out_by_task: dict[Name, Share] = {}
+    held_out_by_task: dict[Label, Share] = {}
     held_out_questions: Count = 0
 
-    seconds: dict[Name, Finite] = {}  # by phase: generate, score, store, train
+    seconds: dict[Label, Finite] = {}  # by phase: generate, score, store, train
     muted: tuple[Mute, ...] = ()  # peers that are muted now
     pending: Count = 0  # documents that wait for the store now
-    rejected_total: dict[Name, Count] = {}  # of peers' files and rollouts, by reason
-    tasks_total: dict[Name, Count] = {}  # failures with questions and answers
-    store_total: dict[Name, Count] = {}  # operations, bytes, retries, and fates of documents
+    rejected_total: dict[Label, Count] = {}  # of peers' files and rollouts, by reason
+    tasks_total: dict[Label, Count] = {}  # failures with questions and answers
+    store_total: dict[Label, Count] = {}  # operations, bytes, retries, and fates of documents
 
 
 class Evaluated(msgspec.Struct, frozen=True):
@@ -89,7 +88,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     held_out: Share
     held_out_style_blind: Share
     held_out_questions: Count = 0
-    held_out_by_task: dict[Name, Share] = {}
+    held_out_by_task: dict[Label, Share] = {}
 
 
 class Doing(msgspec.Struct, frozen=True):

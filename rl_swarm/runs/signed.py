@@ -13,10 +13,10 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Reward
 from rl_swarm.swarm.signatures import signer
 
-Place = tuple[int, int]  # a round and its stage
+RoundStage = tuple[int, int]
 
 
-def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[Place, float]) -> str | None:
+def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewards: Mapping[RoundStage, float]) -> str | None:
     """Return the key that signed a worker's rewards, or None if anything is unsigned, different or unreadable."""
     try:
         key = layout.peer(node_id)
@@ -31,7 +31,7 @@ def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewar
     return public
 
 
-def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[Place, float]]) -> str:
+def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[RoundStage, float]]) -> str:
     """Say in one line which workers' figures are signed, and with which keys."""
     if not can_check():
         return f"signatures cannot be checked here: {INSTALL}"

@@ -11,12 +11,12 @@ from statistics import fmean
 
 import msgspec
 
-from rl_swarm.document import SMALL_BYTES, unseal
+from rl_swarm.document import SMALL_BYTES, Label, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import mean_curve
 from rl_swarm.runs.progress import EVENTS, METRICS, data_of
-from rl_swarm.runs.record import Evaluated, Name, Round, by_round, valid
+from rl_swarm.runs.record import Evaluated, Round, by_round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
@@ -110,8 +110,8 @@ def summarise(store: Store, layout: Layout) -> Summary:
 
 
 class _SystemInfo(msgspec.Struct, frozen=True):
-    rl_swarm: Name = ""
-    python: Name = ""
+    rl_swarm: Label = ""
+    python: Label = ""
 
 
 class _Files:

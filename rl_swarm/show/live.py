@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import StoreAway
-from rl_swarm.runs.following import SMOOTHED_ROUNDS, Following, Moment, NodeMoment, Sample
+from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment, Sample
 from rl_swarm.runs.progress import ExperimentStatus
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.formats import ago, duration, flat, number
@@ -30,7 +30,7 @@ LEAST_CURVE, MOST_CURVE = 3, 12  # lines of the reward curve
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLUMNS = {"since": 72, "round": 30, "reward": 40, "own": 50, "peers'": 50, "tokens/s": 66}  # the width at which each is shown
 MEASURE = Console(file=io.StringIO())  # wrapping a text needs any console
-LEGEND = f"reward: mean of the last {SMOOTHED_ROUNDS} rounds; own, peers': rollouts used, of I and J"
+LEGEND = f"reward: mean of the last {MEAN_ROUNDS} rounds; own, peers': rollouts used, of I and J"
 
 
 def status_view(status: ExperimentStatus, now: float) -> Group:
@@ -134,7 +134,7 @@ class LiveView:
 
 def plain_line(moment: Moment, now: float) -> str:
     """The run in one line."""
-    recent = [reward for _, reward in moment.curve[-SMOOTHED_ROUNDS:]]
+    recent = [reward for _, reward in moment.curve[-MEAN_ROUNDS:]]
     reward = f", reward {fmean(recent):.3f} (mean of the last {len(recent)} rounds)" if recent else ""
     return f"{moment.rounds_done} of {moment.max_rounds} rounds{reward}, {_time_left(moment, now)}"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rl_swarm.runs.examples import Answered, Example
-from rl_swarm.runs.following import GOOD, SMOOTHED_ROUNDS
+from rl_swarm.runs.following import GOOD, MEAN_ROUNDS
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change, Summary
 from rl_swarm.show.card import DAMAGED, honest_note, times, title, what_held_out_is, what_reward_is
@@ -42,7 +42,7 @@ def run_page(summary: Summary, examples: Sequence[Example], drawn: Picture) -> s
     )
     words = f"{what_reward_is(summary)} {what_held_out_is(summary)} Style-blind counts a right answer in any form."
     alt = "Reward of each node round by round; held-out accuracy; how often each node trained on the rollouts of each other"
-    caption = f"Lines are means of {SMOOTHED_ROUNDS} rounds; the shaded rounds are compared."
+    caption = f"Lines are means of {MEAN_ROUNDS} rounds; the shaded rounds are compared."
     return make_page(
         title(summary),
         element("p", about, "faint"),
@@ -151,15 +151,15 @@ def draw(summary: Summary) -> Picture:
 
 
 def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
-    axes.set_title(f"Reward of the nodes' own completions, mean of {SMOOTHED_ROUNDS} rounds")
+    axes.set_title(f"Reward of the nodes' own completions, mean of {MEAN_ROUNDS} rounds")
     few = len(summary.rewards) <= MOST_COLOURS
     for place, (node_id, points) in enumerate(summary.rewards.items()):
         colour, name = (shades.nodes[place], label(node_id)) if few else (shades.faint, None)
         rounds, rewards = _columns(points)
-        axes.plot(rounds, smooth(rewards, SMOOTHED_ROUNDS), color=colour, linewidth=1.1, alpha=0.85, label=name)
+        axes.plot(rounds, smooth(rewards, MEAN_ROUNDS), color=colour, linewidth=1.1, alpha=0.85, label=name)
     rounds, rewards = _columns(summary.mean_rewards)
     axes.plot(rounds, rewards, ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
-    axes.plot(rounds, smooth(rewards, SMOOTHED_ROUNDS), color=shades.first, linewidth=2.8, label="all nodes")
+    axes.plot(rounds, smooth(rewards, MEAN_ROUNDS), color=shades.first, linewidth=2.8, label="all nodes")
     low, high = axes.get_ylim()
     axes.set_ylim(low if min(rewards, default=0.0) < 0 else 0.0, high + 0.12 * (high - low))
     compared = ((summary.first_rounds, summary.reward.before, "left"), (summary.last_rounds, summary.reward.after, "right"))

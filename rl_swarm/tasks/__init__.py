@@ -13,11 +13,11 @@ Importing this package is cheap, and a node never imports reasoning_gym: its hel
 
 from rl_swarm.tasks.helper import warm_up
 from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, Tasks, parsed_answer
-from rl_swarm.tasks.spec import PRESETS, TaskSpec, canonical, parse_tasks, tasks_of, tasks_version
+from rl_swarm.tasks.spec import TASK_PRESETS, TaskSpec, canonical, parse_tasks, tasks_of, tasks_version
 
 __all__ = [
     "HELD_OUT_PER_TASK",
-    "PRESETS",
+    "TASK_PRESETS",
     "TaskSpec",
     "Tasks",
     "canonical",

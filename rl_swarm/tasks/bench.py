@@ -20,7 +20,7 @@ from typing import Any
 from rl_swarm.errors import ConfigError
 from rl_swarm.rollout import LONGEST_TEXT
 from rl_swarm.tasks.gates import gate_for
-from rl_swarm.tasks.spec import PRESETS, TaskSpec, nearest
+from rl_swarm.tasks.spec import TASK_PRESETS, TaskSpec, nearest
 
 BLOCK = 500  # questions under one seed: reasoning-gym's default size, because the items of some tasks depend on the size
 
@@ -64,7 +64,7 @@ class GymSource:
     def __init__(self, spec: TaskSpec) -> None:
         registry = gym("factory").DATASETS
         if spec.name not in registry:
-            known = [*PRESETS, *sorted(registry)]
+            known = [*TASK_PRESETS, *sorted(registry)]
             raise ConfigError(f"TASKS names {spec.name!r}, which is no task of reasoning-gym: {nearest(spec.name, known)}")
         dataset_class, config_class = registry[spec.name]
         _check_config(spec, config_class)

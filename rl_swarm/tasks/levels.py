@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rl_swarm.tasks.bench import gym
-from rl_swarm.tasks.spec import PRESETS, TaskSpec, parse_tasks
+from rl_swarm.tasks.spec import TASK_PRESETS, TaskSpec, parse_tasks
 
 
 def candidates(named: Sequence[TaskSpec]) -> list[TaskSpec]:
@@ -40,7 +40,7 @@ def other_levels(spec: TaskSpec) -> list[TaskSpec]:
         made = [replace(spec, config=kept | config) for config in changed]
         return list({each.id: each for each in made if each.id != spec.id}.values())
 
-    easy = [replace(each, weight=spec.weight) for each in parse_tasks(PRESETS["easy"]) if each.name == spec.name]
+    easy = [replace(each, weight=spec.weight) for each in parse_tasks(TASK_PRESETS["easy"]) if each.name == spec.name]
     below, climb = specs(shrunk_ranges(curriculum, defaults, steps[0], spec.config)), specs(steps)
     return easy + below + [climb[place] for place in sorted({0, 1, len(climb) // 2}) if place < len(climb)]
 

@@ -21,7 +21,7 @@ from typing import Any
 from rl_swarm.config import Config, expanded, number, read
 from rl_swarm.errors import ConfigError
 
-PRESETS: dict[str, str] = {
+TASK_PRESETS: dict[str, str] = {
     "paper": (
         "base_conversion,basic_arithmetic,arc_1d,bf,propositional_logic,"
         "fraction_simplification,decimal_arithmetic,calendar_arithmetic,binary_matrix"
@@ -125,8 +125,8 @@ def _parse_entry(entry: str, files: Sequence[str] | None) -> Sequence[TaskSpec]:
     if found := _WEIGHT.search(entry):
         weight = read(f"TASKS: the weight in {entry!r}", number(1e-6, 1e6), found[1])
         entry = entry[: found.start()].rstrip()
-    if entry in PRESETS:
-        return [replace(spec, weight=spec.weight * weight) for spec in parse_tasks(PRESETS[entry])]
+    if entry in TASK_PRESETS:
+        return [replace(spec, weight=spec.weight * weight) for spec in parse_tasks(TASK_PRESETS[entry])]
     if own := _OWN.fullmatch(entry):
         spec = _own_task(own["path"], own["sha"]) if files is None else _named_task(own["path"], own["sha"] or "", files)
         return [replace(spec, weight=weight)]

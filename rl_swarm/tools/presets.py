@@ -10,7 +10,7 @@ _QWEN = {"MODEL_NAME": "Gensyn/Qwen2.5-0.5B-Instruct", "MAX_ROUNDS": "2000"}
 _FEW = {"NUM_TRAIN_SAMPLES": "2", "NUM_TRANSPLANT_TREES": "2", "NUM_GENERATIONS": "4"}
 _MANY = {"NUM_TRAIN_SAMPLES": "4", "NUM_TRANSPLANT_TREES": "4", "NUM_GENERATIONS": "8"}
 
-PRESETS: dict[str, tuple[int, dict[str, str]]] = {
+GPU_PRESETS: dict[str, tuple[int, dict[str, str]]] = {
     "gpt2-5": (4, _GPT2 | _FEW),
     "gpt2-8": (8, _GPT2 | _MANY | {"EVAL_INTERVAL": "0"}),  # the batches of an evaluation would be the largest
     "qwen-4": (4, _QWEN | _MANY | {"DTYPE": "float32"}),

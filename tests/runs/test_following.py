@@ -8,7 +8,7 @@ import pytest
 
 from rl_swarm.clock import Clock
 from rl_swarm.rollout import Completion, Question, Rollout
-from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Moment, Tail, mean_curve, pick, published
+from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Moment, Tail, mean_curve, pick_samples, published
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
@@ -151,6 +151,7 @@ def test_rows_that_no_node_would_write_are_left_out() -> None:
         "text",
     ]
     assert valid([*wrong, good], Round) == [Round(timestamp=1.0, round=3, reward=0.5)]
+    assert valid([good | {"store_total": {"bytes_in": 2 * 10**12}}], Round), "a long run moves terabytes"
 
 
 def test_a_hostile_journal_changes_nothing_but_its_own_row(tmp_path: Path) -> None:
@@ -190,13 +191,13 @@ def rollout(*rewards: float, prompt: str = "q") -> Rollout:
 
 
 def test_a_good_and_a_wrong_completion_are_of_one_question_where_there_is_one() -> None:
-    good, wrong = pick([rollout(0.0, 0.0, prompt="a"), rollout(1.0, 1.0, prompt="b"), rollout(0.2, 0.9, 0.1, prompt="c")])
+    good, wrong = pick_samples([rollout(0.0, 0.0, prompt="a"), rollout(1.0, 1.0, prompt="b"), rollout(0.2, 0.9, 0.1, prompt="c")])
     assert good is not None and (good.prompt, good.reward) == ("c", 0.9)
     assert wrong is not None and (wrong.prompt, wrong.reward) == ("c", 0.1)
-    good, wrong = pick([rollout(0.0, 0.1, prompt="a"), rollout(1.0, 1.0, prompt="b")])
+    good, wrong = pick_samples([rollout(0.0, 0.1, prompt="a"), rollout(1.0, 1.0, prompt="b")])
     assert good is not None and good.prompt == "b"
     assert wrong is not None and wrong.prompt == "a"
-    assert pick([]) == (None, None)
+    assert pick_samples([]) == (None, None)
 
 
 def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.rollout import Completion, Question, Rollout
-from rl_swarm.tasks import PRESETS, Tasks, TaskSpec, canonical, helper, parse_tasks, parsed_answer, questions, tasks_version
+from rl_swarm.tasks import TASK_PRESETS, Tasks, TaskSpec, canonical, helper, parse_tasks, parsed_answer, questions, tasks_version
 from rl_swarm.tasks.bench import Bench, _common_divisors
 from rl_swarm.tasks.gates import gate_for, is_anything, is_expression, is_formula, is_literal, is_narrow
 from rl_swarm.tasks.levels import candidates
 from tests.support.standins import made_at
 
 ROOT = Path(__file__).parents[2]
-BOTH = sorted({spec.id for preset in PRESETS for spec in parse_tasks(PRESETS[preset])})
+BOTH = sorted({spec.id for preset in TASK_PRESETS for spec in parse_tasks(TASK_PRESETS[preset])})
 HOSTILE = [
     "",
     "9**9**9**9",
@@ -205,7 +205,7 @@ class TestGrammar:
         assert "\n" not in line
         assert len(line) < 500
 
-    names = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True).filter(lambda name: name not in (*PRESETS, "seed", "size"))
+    names = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True).filter(lambda name: name not in (*TASK_PRESETS, "seed", "size"))
     values = st.recursive(
         st.none()
         | st.booleans()

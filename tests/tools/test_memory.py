@@ -25,7 +25,7 @@ from rl_swarm.learning.policy import BATCH_TOKENS
 from rl_swarm.learning.trainer import ACTIVATION_BYTES
 from rl_swarm.tools import memory
 from rl_swarm.tools.memory import Device, Fit, Parts, Shape, assumed_gpu, peak
-from rl_swarm.tools.presets import PRESETS
+from rl_swarm.tools.presets import GPU_PRESETS
 from tests.support import tiny_models
 
 ROOT = Path(__file__).parents[2]
@@ -234,7 +234,7 @@ def test_the_table_and_the_document_say_the_same(configs: dict[str, str]) -> Non
 
 def test_presets_are_settings_and_fit_on_a_gpu_of_80_gb(configs: dict[str, str]) -> None:
     document = (ROOT / "docs/operating.md").read_text()
-    for name, (workers, settings) in PRESETS.items():
+    for name, (workers, settings) in GPU_PRESETS.items():
         assert settings.keys() <= VARIABLES
         found = memory.assess(load(settings | {"MODEL_NAME": configs[settings["MODEL_NAME"]]}), workers, GPU)
         assert found.finding.status == "ok", found.finding.detail
