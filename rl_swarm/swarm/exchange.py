@@ -71,7 +71,7 @@ class Exchange:
         self.rejected: Counter[str] = Counter()
         self.used: dict[str, int] = {}  # rollout id → its round, for the rounds of the window
         self.trained: dict[str, None] = {}  # text ids of own and external rollouts trained on, newest last
-        self.standings = Standings()
+        self.standings = Standings(self.member.news.add)
         self.verify_seconds = 0.0
         self._ahead = ReadAhead(self.publisher.background)
         self._outbox: list[Rollout] = []
@@ -296,7 +296,8 @@ class Exchange:
             return False
         if not GROUP_LIMITS[0] <= len(rollout.completions) <= max(LARGE_GROUP, 2 * self.config.group_size):
             raise BadRollout("group_size", str(len(rollout.completions)))
-        verified = self._verify(rollout, budget, budget.for_one(reserve))
+        # Its peer's share, or half of what is left, since aborting one is expensive.
+        verified = self._verify(rollout, budget, max(budget.seconds - reserve, budget.seconds / 2))
         if eligible(verified, self.config.external_choice):
             self._pool[verified.id] = verified
             self._pool_texts[text_id] = verified.round

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import partial
 
 FILES = 32
 UNREADY = 4  # missing or incomplete files: each costs the store's retries
@@ -23,11 +22,6 @@ class Allowance:
     bytes: int = BYTES
     rollouts: int = ROLLOUTS
     seconds: float = CHECKING_SECONDS
-
-    @classmethod
-    def of_round(cls, wanted: int) -> "Allowance":
-        """Enough to take all that is wanted from one peer, even if each rollout is a file."""
-        return cls(files=max(FILES, wanted), rollouts=max(ROLLOUTS, wanted))
 
     @property
     def spent(self) -> bool:
@@ -53,13 +47,11 @@ class Budget:
     taken: Counter[tuple[str, int]]
 
     def __post_init__(self) -> None:
-        self.of_peer: defaultdict[str, Allowance] = defaultdict(partial(Allowance.of_round, self.wanted))
+        # Enough to take all that is wanted from one peer, even if each rollout is a file.
+        files, rollouts = max(FILES, self.wanted), max(ROLLOUTS, self.wanted)
+        self.of_peer: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(files=files, rollouts=rollouts))
 
     def reserve(self, peer: str) -> float:
         """The seconds that this peer must leave to peers that have had no turn yet."""
         self.peers.discard(peer)
         return self.seconds * len(self.peers) / (len(self.peers) + 1)
-
-    def for_one(self, reserve: float) -> float:
-        """The seconds that one rollout may take: its peer's share, or half of what is left, since aborting one is expensive."""
-        return max(self.seconds - reserve, self.seconds / 2)

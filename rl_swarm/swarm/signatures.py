@@ -90,7 +90,6 @@ class Signatures:
     def __post_init__(self) -> None:
         self.required = self.required or self.allowed is not None or bool(self.announcers)
         self.refused: Counter[str] = Counter()
-        self._can_check: bool | None = None
         self._told = False
         self._owners = _read(self.book) if self.book else {}
         self._owners |= {name: public for public, name in (self.allowed or {}).items() if name}
@@ -174,9 +173,7 @@ class Signatures:
 
     def _signer(self, key: str, data: bytes) -> str | None:
         """The public key that signed, or None. Without the library it is None too, which is said once."""
-        if self._can_check is None:
-            self._can_check = can_check()
-        if self._can_check:
+        if can_check():
             return self.signer(key, data)
         if not self._told and _SIGNED.fullmatch(body_of(data, len(data))[-_SIGNED_BYTES:]):
             self._told = True

@@ -4,6 +4,7 @@ A bad file is a fault; two good files make up for one. A peer with three faults 
 each further time. Every mute ends by itself. Peers can see the opinion in the metrics and need not share it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -38,9 +39,11 @@ class Mute:
 
 
 class Standings:
-    def __init__(self) -> None:
+    """`tell` is given every mute that begins, as an event with a line for people."""
+
+    def __init__(self, tell: Callable[..., None] = lambda event, line, **details: None) -> None:
+        self._tell = tell
         self._peers: dict[str, Standing] = {}  # the most recently read comes last
-        self._news: list[Mute] = []
 
     def muted(self, peer: str, round_number: int) -> bool:
         return peer in self._peers and round_number < self._peers[peer].until
@@ -64,17 +67,14 @@ class Standings:
             standing.until = round_number + 1 + min(FIRST_MUTE_ROUNDS * 2**standing.mutes, LONGEST_MUTE_ROUNDS)
             standing.mutes += 1
             standing.faults = MOST_FAULTS - FAULT  # after the mute, the next bad file is enough
-            self._news.append(Mute(peer, reason, standing.until))
+            why = f"it keeps sending bad files, the last was refused as {reason}"
+            line = f"{peer} is muted until round {standing.until}: {why}"
+            self._tell("muted", line, peer=peer, reason=reason, until=standing.until)
 
     def mutes(self, round_number: int) -> list[Mute]:
         """Peers muted in this round, newest first, at most MOST_TOLD."""
         found = [Mute(peer, each.reason, each.until) for peer, each in self._peers.items() if round_number < each.until]
         return found[-MOST_TOLD:][::-1]
-
-    def take_news(self) -> list[Mute]:
-        """Mutes that began since the last call."""
-        news, self._news = self._news, []
-        return news
 
     def state(self) -> dict[str, Any]:
         return {peer: msgspec.structs.asdict(standing) for peer, standing in self._peers.items()}

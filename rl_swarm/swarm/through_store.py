@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,6 @@ class StoreSwarm(Swarm):
         self.exchange.end_round()
 
     def news(self) -> list[News]:
-        for mute in self.exchange.standings.take_news():
-            why = f"it keeps sending bad files, the last was refused as {mute.reason}"
-            self.member.news.add("muted", f"{mute.peer} is muted until round {mute.until}: {why}", **asdict(mute))
         return self.member.news.take()
 
     def figures(self, number: int) -> dict[str, Any]:

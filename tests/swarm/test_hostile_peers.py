@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ from rl_swarm.runs.following import published
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm import quota
 from rl_swarm.swarm.layout import node_of_file
 from rl_swarm.swarm.peers import Registration, newest_heartbeat, read_heartbeat, read_registration, register, registered
-from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY, Allowance
+from rl_swarm.swarm.quota import CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, read_reward, submitted
 from rl_swarm.tasks import Tasks, parse_tasks
@@ -342,7 +344,7 @@ def test_a_group_of_giant_numbers_for_coin_flip_costs_nothing(tmp_path: Path) ->
 
 
 def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Allowance, "of_round", lambda wanted: Allowance(seconds=1.0))
+    monkeypatch.setattr(quota, "Allowance", partial(quota.Allowance, seconds=1.0))
     (tmp_path / "slow.py").write_text(
         "import time\n"
         "def question(seed, index):\n    return f'{seed} {index}', 'a'\n"

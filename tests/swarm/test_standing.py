@@ -4,6 +4,7 @@ import json
 
 import msgspec
 
+from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.standing import (
     FIRST_MUTE_ROUNDS,
     LONGEST_MUTE_ROUNDS,
@@ -16,15 +17,16 @@ from rl_swarm.swarm.standing import (
 
 
 def test_three_bad_files_mute_a_peer_for_a_while_and_it_is_told_once() -> None:
-    standings = Standings()
+    news = Newsbox()
+    standings = Standings(news.add)
     for number in (4, 5):
         standings.bad("evil", number, "checksum")
         assert not standings.muted("evil", number + 1)
     standings.bad("evil", 6, "prompt_mismatch")
     until = 7 + FIRST_MUTE_ROUNDS
     assert [standings.muted("evil", number) for number in (7, until - 1, until)] == [True, True, False]
-    assert standings.mutes(7) == standings.take_news() == [Mute("evil", "prompt_mismatch", until)]
-    assert standings.take_news() == [] and standings.mutes(until) == []
+    assert standings.mutes(7) == [Mute(**each.details) for each in news.take()] == [Mute("evil", "prompt_mismatch", until)]
+    assert standings.mutes(until) == []
     assert not standings.muted("good", 7)
 
 
