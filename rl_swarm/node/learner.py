@@ -16,7 +16,7 @@ from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
 from rl_swarm.swarm.endorsement import Endorsement, endorse, endorsed
-from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, round_of_folder
+from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, recognised, round_of_folder
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
 
@@ -159,5 +159,5 @@ def stored_rounds(store: Store, layout: Layout, node_id: str, last: int, signed:
 
 def checkpoint_rounds(store: Store, layout: Layout, last: int) -> list[int]:
     """Rounds up to `last` that have a folder of checkpoints in the store, newest first."""
-    numbers = set(map(round_of_folder, store.list(layout.checkpoints)))
-    return sorted((number for number in numbers if number is not None and number <= last), reverse=True)
+    numbers = recognised(round_of_folder, store.list(layout.checkpoints))
+    return sorted((number for number in numbers if number <= last), reverse=True)

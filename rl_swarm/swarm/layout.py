@@ -1,6 +1,10 @@
 """The sole owner of store keys: where every document of an experiment lies, and what file names mean."""
 
 import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 EXPERIMENTS = "experiments"
 JOURNALS = ("metrics.jsonl", "training_events.jsonl", "stdout.log", "stderr.log")
@@ -88,6 +92,16 @@ class Layout:
     @staticmethod
     def segment(key: str, sequence: int) -> str:
         return f"{Layout.segments(key)}/{sequence:06d}.jsonl"
+
+
+def is_rollouts(key: str) -> bool:
+    """Whether a key is of a file in `rollouts/`, of whatever experiment."""
+    return key.split("/")[2:3] == ["rollouts"]
+
+
+def recognised(meaning: Callable[[str], T | None], names: Iterable[str]) -> set[T]:
+    """What the names in a listing mean, by one of the functions below; foreign files are left out."""
+    return {found for found in map(meaning, names) if found is not None}
 
 
 def round_of_file(name: str) -> int | None:

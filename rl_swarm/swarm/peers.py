@@ -17,7 +17,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, NotFound, Refused
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, node_of_file, sequence_of_file
+from rl_swarm.swarm.layout import Layout, node_of_file, recognised, sequence_of_file
 from rl_swarm.swarm.signatures import Signatures, read_signed
 
 NodeName = Annotated[str, Meta(max_length=64)]
@@ -80,7 +80,7 @@ def read_registration(store: Store, layout: Layout, node_id: str, signatures: Si
 
 
 def registered(store: Store, layout: Layout) -> set[str]:
-    return {node for node in map(node_of_file, store.list(layout.peers)) if node is not None}
+    return recognised(node_of_file, store.list(layout.peers))
 
 
 def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: int = MOST_LOOKED_AT) -> tuple[list[str], int]:
@@ -89,7 +89,7 @@ def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: 
     Nodes that are `known`, have sent a heartbeat or keep a journal come first. Takes two listings, whatever their number.
     """
     there = store.list(layout.peers)
-    names = {node for node in map(node_of_file, there) if node is not None}
+    names = recognised(node_of_file, there)
     if len(names) <= most:
         return sorted(names), 0
     beating = {name.rstrip("/") for name in there if name.endswith("/")}
@@ -102,8 +102,7 @@ def most_alive(store: Store, layout: Layout, known: Collection[str] = (), most: 
 
 
 def heartbeat_numbers(store: Store, layout: Layout, node_id: str) -> set[int]:
-    numbers = map(sequence_of_file, store.list(layout.heartbeats(node_id)))
-    return {number for number in numbers if number is not None and number < MOST_BEATS}
+    return {number for number in recognised(sequence_of_file, store.list(layout.heartbeats(node_id))) if number < MOST_BEATS}
 
 
 def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> int | None:

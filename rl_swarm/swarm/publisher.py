@@ -17,6 +17,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.document import SMALL_BYTES
 from rl_swarm.errors import NotFound, Refused, StoreAway
 from rl_swarm.store import Store, is_key
+from rl_swarm.swarm.layout import is_rollouts
 
 MOST_SPOOLED = 5_000
 LONGEST_PAUSE_SECONDS = 30.0
@@ -270,7 +271,7 @@ class Publisher:
         for path in list(self._queue):
             if excess <= 0:
                 return
-            if path is not self._sending and b"/rollouts/" in self._first_line(path):
+            if path is not self._sending and is_rollouts(self._first_line(path).decode(errors="replace")):
                 self._remove(path)
                 self.counters["spool_dropped"] += 1
                 excess -= 1

@@ -20,7 +20,7 @@ from rl_swarm.config import MOST_ROUNDS
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, NotFound, Refused
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
+from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import NodeName, read_registration, registered
 from rl_swarm.swarm.signatures import Signatures, read_signed
 
@@ -141,7 +141,7 @@ class Rounds:
     def survey(self) -> Announcement | None:
         """The newest valid announcement by listing: for the start, and after a gap that `advance` cannot cross."""
         found: int | None = self.newest.round if self.newest else -1
-        numbers = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
+        numbers = recognised(round_of_file, self.store.list(self.layout.states))
         while found is not None:  # search again above it, since every announcement makes higher epochs credible
             above = [number for number in numbers if found < number < self.limit]
             found = highest_good(above, lambda number: self.look_up(number) is not None)
@@ -215,8 +215,7 @@ def names_at_work(store: Store, layout: Layout, newest: Announcement | None) -> 
 
 def rounds_with_rewards(store: Store, layout: Layout) -> list[int]:
     """Rounds that have a folder of rewards, newest first, whoever made it."""
-    numbers = {number for number in map(round_of_folder, store.list(layout.rewards)) if number is not None}
-    return sorted(numbers, reverse=True)
+    return sorted(recognised(round_of_folder, store.list(layout.rewards)), reverse=True)
 
 
 def highest_good(numbers: Iterable[int], good: Callable[[int], bool]) -> int | None:

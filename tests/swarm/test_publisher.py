@@ -90,12 +90,12 @@ def test_the_spool_is_bounded_and_rewards_outlive_rollouts(tmp_path: Path, monke
     store = AwayStore(clock=VirtualClock())
     publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
     for number in range(20):
-        publisher.put(f"e/rollouts/{number:02d}", b"r")
-        publisher.put(f"e/rewards/{number:02d}", b"r")
+        publisher.put(f"experiments/rollouts/rollouts/{number:02d}", b"r")
+        publisher.put(f"experiments/rollouts/rewards/{number:02d}", b"r")
     store.away = False
     assert publisher.pump()
-    assert len(store.list("e/rewards")) == 20
-    assert publisher.counters["spool_dropped"] + len(store.list("e/rollouts")) == 20
+    assert len(store.list("experiments/rollouts/rewards")) == 20
+    assert publisher.counters["spool_dropped"] + len(store.list("experiments/rollouts/rollouts")) == 20
 
 
 def test_a_silent_node_beats(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_dropping_the_oldest_rollouts_never_touches_the_one_on_its_way(tmp_path:
     class Slow(MemoryStore):
         def _put(self, key: str, data: bytes) -> bool:
             if not handed_over:  # while the first is on its way, and before the next is looked at
-                handed_over.extend(f"e/rollouts/{number}" for number in range(1, 9))
+                handed_over.extend(f"experiments/e/rollouts/{number}" for number in range(1, 9))
                 for each in handed_over:
                     publisher.put(each, b"x")
             return super()._put(key, data)
@@ -295,10 +295,10 @@ def test_dropping_the_oldest_rollouts_never_touches_the_one_on_its_way(tmp_path:
     store = Slow()
     publisher = Publisher(store, tmp_path, VirtualClock(), background=False)
     monkeypatch.setattr(publisher, "_thread", object())  # so that putting does not send by itself
-    publisher._queue.append(publisher._spooled(b"e/rollouts/0\nx"))
+    publisher._queue.append(publisher._spooled(b"experiments/e/rollouts/0\nx"))
     assert publisher.pump()
     publisher.check()
-    sent = set(store.list("e/rollouts"))
+    sent = set(store.list("experiments/e/rollouts"))
     assert "0" in sent and sent | {"1", "2", "3", "4", "5", "6"} == {str(number) for number in range(9)}
     assert publisher.counters["spool_dropped"] == 9 - len(sent)
 
