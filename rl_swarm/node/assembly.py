@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_swarm import __version__
 from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
@@ -27,8 +26,8 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.alone import Alone
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.membership import Membership, enter
-from rl_swarm.swarm.peers import Registration, register
+from rl_swarm.swarm.membership import Membership, enter, registration
+from rl_swarm.swarm.peers import register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
 from rl_swarm.tasks import tasks_of
@@ -160,8 +159,7 @@ def open_node(
     info = journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     member = None
     if config.store is None:
-        model = experiments.public_model(config.model)
-        register(store, layout, Registration(local.node_id, config.role, clock.wall(), model, local.node_id, __version__, session))
+        register(store, layout, registration(config, clock, session))
         journal.say(f"alone, without a store: everything stays in {store.url}; set GDRIVE_PATH to join others")
     else:
         member = enter(

@@ -9,7 +9,6 @@ submitted nothing yet is waited for in its first two whole rounds, and again onc
 
 import contextlib
 import math
-import secrets
 from collections import Counter
 
 from rl_swarm.clock import Pauses
@@ -45,7 +44,7 @@ class Coordinator:
         self.stop = stop
         self.rounds = Rounds(self.store, self.layout, settings.max_rounds, self.signatures)
         self.liveness = Liveness(self.clock, LIVENESS_INTERVALS * settings.round_interval)
-        self.session = secrets.token_hex(8)
+        self.session = member.session
         self.epoch = 0
         self.workers: set[str] = set()
         self._no_workers: dict[str, tuple[int, float]] = {}  # node → reads of its registration, and when to read it again

@@ -50,9 +50,9 @@ def load_policy(config: Config) -> Policy:
     )
 
 
-def make_learner(config: Config, node_id: str) -> Learner:
+def make_learner(config: Config) -> Learner:
     """Make the tasks and load the model of one node; raise ConfigError or ModelError before any training begins."""
-    tasks = Tasks(tasks_of(config), seed=config.seed, node_id=node_id)
+    tasks = Tasks(tasks_of(config), seed=config.seed, node_id=config.node)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, config.learning_rate, config.correction)
@@ -62,7 +62,7 @@ def make_learner(config: Config, node_id: str) -> Learner:
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
-        learner = make_learner(node.config, node.local.node_id)
+        learner = make_learner(node.config)
     node.local.remember_model(learner.policy.name)
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
     worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))

@@ -127,7 +127,7 @@ def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path, closi
         background=False,
     )
     node = Node(config, clock, Stop(), experiment, local, journal, news, member)
-    learner = make_learner(config, node_id)
+    learner = make_learner(config)
     if model.startswith(QUANTISED):
         quantise(learner.policy.model)
     return node, make_worker(node, learner, _NoCheckpoints())

@@ -27,7 +27,7 @@ OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERAT
 
 
 class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`key` is the founder's public key if the document is signed, checked by `read`. `announcers` may announce rounds, too."""
+    """`key` is the founder's public key if the document is signed, checked by `read`. `announcers` are other announcers' keys."""
 
     schema: int
     experiment: Annotated[str, Meta(max_length=64)]
@@ -64,12 +64,6 @@ def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment
             f"{layout.experiment} is {whose}, id {found.experiment_id}, SWARM_FOUNDER is {founder}: "
             "somebody changed it, or the key is of another experiment"
         )
-    _check_document(found, layout)
-    return found
-
-
-def _check_document(found: Experiment, layout: Layout) -> None:
-    """Raise ConfigError unless every field is within its bounds: folders, names and work follow from them."""
     wrong = f"the experiment {layout.experiment_name!r} must not be joined"
     try:
         fault = next(_faults(found, layout), None)
@@ -77,9 +71,11 @@ def _check_document(found: Experiment, layout: Layout) -> None:
         raise ConfigError(f"{wrong}, {error}") from None
     if fault:
         raise ConfigError(f"{wrong}, {fault}: it was damaged or changed, ask whoever started it")
+    return found
 
 
 def _faults(found: Experiment, layout: Layout) -> Iterator[str]:
+    """Fields out of bounds: folders, names and work follow from them. Raises ConfigError for a setting that is none."""
     if found.experiment != layout.experiment_name:
         yield f"its file says that it is {found.experiment[:80]!r}"
     if not GROUP_LIMITS[0] <= found.group_limits[0] <= found.group_limits[1] <= GROUP_LIMITS[1]:
@@ -130,7 +126,7 @@ def publish(
 
 
 def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
-    """The signatures for a reader of a run; they check nothing if it is not signed, or cannot be checked here.
+    """The signatures for a reader of a run. If its rounds are not signed, or cannot be checked here, anybody may announce them.
 
     Raises ConfigError if the experiment is not `founder`'s.
     """
@@ -142,7 +138,7 @@ def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatur
         found = None
     if found is None or not can_check():
         return Signatures()
-    return Signatures(experiment_id=found.experiment_id, announcers=announcers(found))
+    return Signatures(experiment_id=found.experiment_id, announcers=all_announcers(found))
 
 
 def address(store: Store, experiment: Experiment) -> str:
@@ -150,8 +146,8 @@ def address(store: Store, experiment: Experiment) -> str:
     return f"{store.url}/{experiment.experiment}#{experiment.key}-{experiment.experiment_id}"
 
 
-def announcers(experiment: Experiment) -> frozenset[str]:
-    """The public keys that may announce rounds; none if the experiment is not signed, so anybody may."""
+def all_announcers(experiment: Experiment) -> frozenset[str]:
+    """The founder's and all other public keys that may announce rounds; none if the experiment is not signed, so anybody may."""
     return frozenset((experiment.key, *experiment.announcers)) if experiment.key else frozenset()
 
 

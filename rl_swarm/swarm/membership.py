@@ -33,6 +33,7 @@ class Membership:
     publisher: Publisher
     copies: Copies
     news: Newsbox
+    session: str  # of this process
 
     def share(self, key: str, data: bytes) -> None:
         """Put a small document under a key that may exist already."""
@@ -45,6 +46,11 @@ class Membership:
         """Put the finished journals under their documented names."""
         with contextlib.suppress(StoreAway):  # the segments exist, and every reader knows them
             self.copies.merge(until)
+
+
+def registration(config: Config, clock: Clock, session: str) -> Registration:
+    model = experiments.public_model(config.model)
+    return Registration(config.node, config.role, clock.wall(), model, config.node, __version__, session)
 
 
 def enter(
@@ -69,17 +75,15 @@ def enter(
     signatures = Signatures(
         identity,
         experiment_id=experiment.experiment_id,
-        announcers=experiments.announcers(experiment),
+        announcers=experiments.all_announcers(experiment),
         required=config.require_signatures,
         allowed=allowed_keys(config.allowed_keys) if config.allowed_keys else None,
         book=folder / "keys",
         say=partial(news.add, "signatures"),
     )
     experiments.check_announcer(config.role, signatures)
-    model = experiments.public_model(config.model)
-    registration = Registration(node_id, config.role, clock.wall(), model, node_id, __version__, session)
     try:
-        register(store, layout, registration, signatures)
+        register(store, layout, registration(config, clock, session), signatures)
     except Refused as error:  # a coordinator needs no registration, and a worker can do without
         waits = "" if config.role == "coordinator" else ", and the coordinator does not wait for it"
         news.add("unregistered", f"{error}; until then this node goes on unregistered{waits}")
@@ -97,4 +101,4 @@ def enter(
         copy=copies.bring,
         tell=refused,
     )
-    return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news)
+    return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news, session)

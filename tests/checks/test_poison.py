@@ -12,7 +12,7 @@ from tests.support.learning import LAYOUT
 
 @pytest.fixture(scope="module")
 def honest():  # type: ignore[no-untyped-def]
-    return make_learner(load({"MODEL_NAME": "nano", "CPU_ONLY": "1"}), "honest")
+    return make_learner(load({"MODEL_NAME": "nano", "CPU_ONLY": "1", "NODE_ID": "honest"}))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -295,7 +295,6 @@ class Simulation:
     def _coordinate(self, machine: Machine) -> None:
         node = self._open(machine)
         coordinator = make_coordinator(node)
-        coordinator.session = f"{machine.chance.getrandbits(64):016x}"
         self.witness.watch_coordinator(coordinator, cast(DriveFromHell, node.member.store), machine.lives)
         self._note(machine.node_id, f"life {machine.lives} begins")
         self._live(machine, node, coordinator.run)

@@ -22,7 +22,7 @@ def make_worker(store: Store, folder: Path, node_id: str, **environment: Any) ->
     config = load(
         {"MODEL_NAME": "nano", "CPU_ONLY": "1", "NODE_ID": node_id} | {name: str(value) for name, value in environment.items()}
     )
-    learner = make_learner(config, node_id)
+    learner = make_learner(config)
     member = member_of(store, folder, node_id, SystemClock())
     return worker_of(member, folder, config, learner, Checkpoints(folder / node_id / "checkpoints"))
 

@@ -1,5 +1,6 @@
 """Nodes of an experiment in this process: joined as real ones are, by default without a thread."""
 
+import secrets
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def member_of(
     copies = Copies(own / "record", LAYOUT.journals(node_id), store, own / "copied", clock, refused)
     publisher = Publisher(store, own / "spool", clock, background=background, copy=copies.bring, tell=refused)
     experiment = Experiment(1, "trial", "0" * 16, 0.0, "", {}, "stand-in 1", (2, 256))
-    return Membership(store, LAYOUT, node_id, experiment, clock, signatures or Signatures(), publisher, copies, news)
+    signatures, session = signatures or Signatures(), secrets.token_hex(8)
+    return Membership(store, LAYOUT, node_id, experiment, clock, signatures, publisher, copies, news, session)
 
 
 def journal_of(member: Membership, folder: Path, **more: Any) -> Journal:

@@ -127,7 +127,7 @@ def test_what_is_signed_by_the_founder_cannot_be_changed(tmp_path: Path) -> None
     founder, thief = (load_identity(str(tmp_path / f"{name}.pem")) for name in ("founder", "thief"))
     store = MemoryStore()
     experiment = experiments.publish(store, LAYOUT, CONFIG, "library 1", VirtualClock(), founder)
-    assert experiments.announcers(experiment) == {founder.public}
+    assert experiments.all_announcers(experiment) == {founder.public}
     read = experiments.read(store, LAYOUT, founder.public)
     assert read is not None and read.key == founder.public and read.settings == experiment.settings
     changed = msgspec.structs.replace(experiment, key=None, settings=experiment.settings | {"MAX_ROUNDS": "1"})

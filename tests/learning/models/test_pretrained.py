@@ -46,7 +46,8 @@ def test_a_pretrained_model_goes_through_two_rounds(tmp_path: Path) -> None:
 
 def test_a_model_finds_what_it_writes_itself_plausible_also_when_that_is_long() -> None:
     """Surprises add up with the length of a completion: the guard must not refuse honest text for being long."""
-    learner = make_learner(load({"MODEL_NAME": str(smollm2()), "CPU_ONLY": "1", "MAX_NEW_TOKENS": "128"}), "smol")
+    settings = {"MODEL_NAME": str(smollm2()), "CPU_ONLY": "1", "MAX_NEW_TOKENS": "128", "NODE_ID": "smol"}
+    learner = make_learner(load(settings))
     asked = ("Tell me how rain is made.", "Why is the sky blue?", "Write a short story about a dog.", "How do I bake bread?")
     questions = [Question(text) for text in asked]
     policy = learner.policy
