@@ -4,9 +4,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from rl_swarm.config import Config
-from rl_swarm.errors import CheckpointError, ModelError, StoreAway
+from rl_swarm.document import SCHEMA, SMALL_BYTES, Count, seal, unseal
+from rl_swarm.errors import BadDocument, CheckpointError, ModelError, NotFound, StoreAway
 from rl_swarm.learning.checkpoint import KEPT, Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
@@ -15,7 +20,6 @@ from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
-from rl_swarm.swarm.endorsement import Endorsement, endorse, endorsed
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, recognised, round_of_folder
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
@@ -91,14 +95,24 @@ def make_checkpoints(node: Node, trained_bytes: int) -> Checkpoints:
         names = [layout.checkpoint(old, node_id) for old in outdated]
         beside = None
         if signatures.identity:
-            said = endorse(layout, node_id, number, checksum(path), path.stat().st_size, signatures)
-            beside = (layout.endorsement(number, node_id), said)
+            key = layout.endorsement(number, node_id)
+            beside = (key, signatures.sign(key, seal(Endorsement(node_id, number, checksum(path), path.stat().st_size))))
             names += [layout.endorsement(old, node_id) for old in outdated]
         member.publisher.upload(layout.checkpoint(number, node_id), path, tuple(names), beside)
 
     elsewhere = Elsewhere(f"the store {member.store.url}", node.local.path / "fetched", stored.rounds, stored.fetch)
     checkpoints = Checkpoints(node.local.checkpoints, limit=limit, upload=upload, elsewhere=elsewhere, say=node.journal.say)
     return checkpoints
+
+
+class Endorsement(msgspec.Struct, frozen=True):
+    """The signed document beside a checkpoint in the store: a node that lost its disk resumes from its own and nobody else's."""
+
+    node_id: Annotated[str, Meta(max_length=64)]
+    round: int
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    bytes: Count
+    schema: int = SCHEMA
 
 
 class _Stored:
@@ -145,8 +159,19 @@ class _Stored:
                 told = True
 
     def _endorsement(self, number: int) -> Endorsement:
+        """Read this node's endorsement of its checkpoint of a round; raise CheckpointError if it has not signed one."""
         assert self._signatures is not None
-        return endorsed(self._store, self._layout, self._node_id, number, self._signatures)
+        key = self._layout.endorsement(number, self._node_id)
+        try:
+            data = self._store.get(key, limit=SMALL_BYTES, listed=True)
+            found = unseal(data, Endorsement)
+        except (NotFound, BadDocument) as error:
+            raise CheckpointError(f"this node signs, and nothing signed says that the checkpoint is its own ({error})") from None
+        if not self._signatures.mine(key, data):
+            raise CheckpointError(f"{key} is not signed with this node's key")
+        if (found.node_id, found.round) != (self._node_id, number):
+            raise CheckpointError(f"{key} is of another checkpoint")
+        return found
 
 
 def stored_rounds(store: Store, layout: Layout, node_id: str, last: int, signed: bool = False) -> Iterator[int]:

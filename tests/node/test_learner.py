@@ -23,13 +23,12 @@ from rl_swarm.errors import CheckpointError, OtherModel
 from rl_swarm.identity import load_identity
 from rl_swarm.learning.checkpoint import Checkpoints, _write, most_bytes
 from rl_swarm.node.assembly import Node, open_node
-from rl_swarm.node.learner import MOST_TRIED, make_checkpoints, make_learning_worker
+from rl_swarm.node.learner import MOST_TRIED, _Stored, make_checkpoints, make_learning_worker
 from rl_swarm.node.worker import Worker
 from rl_swarm.rollout import Completion, decode
 from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.endorsement import endorsed
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.tasks import tasks_version
@@ -401,8 +400,10 @@ def test_a_node_that_signs_resumes_from_its_own_checkpoints_only(home: Home, tmp
     assert again.restore(lambda number, node_state, trainer_state: found.append(number)) == 20
     assert found == [20], "of round 30 it signed something else, of round 40 nothing"
     strange = Signatures(load_identity(str(tmp_path / "keys" / "other.pem")), experiment_id=node.experiment.experiment_id)
+    stored = _Stored(replace(node.member, signatures=strange), 1000, bytes_, print)
+    assert stored.rounds == []
     with pytest.raises(CheckpointError, match="not signed with this node's key"):
-        endorsed(node.member.store, LAYOUT, "me", 20, strange)
+        stored.fetch(20, tmp_path / "fetched")
 
 
 def hole(path: Path, size: int) -> None:
