@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from rl_swarm.config import MOST_OWN
 from rl_swarm.document import SCHEMA, Count, Label, seal, unseal
-from rl_swarm.errors import BadDocument, Incomplete
+from rl_swarm.errors import BadDocument
 
 BUNDLE_BYTES = 8 << 20
 LONGEST_TEXT = 200_000
@@ -23,7 +23,7 @@ GROUP_LIMITS = (2, 256)
 
 @dataclass(frozen=True)
 class Question:
-    """Enough to regenerate a question; `task` is None if only its text is known (the plain documented form)."""
+    """Enough to regenerate a question; `task` is None if only its text is known."""
 
     prompt: str
     answer: str | None = None
@@ -176,22 +176,12 @@ def decode(data: bytes) -> Bundle:
     return Bundle(**{each.name: getattr(wire, each.name) for each in fields(Bundle)} | {"rollouts": tuple(rollouts)})
 
 
-def decode_plain(data: bytes) -> Bundle:
-    """Read the plain documented form, without checksum and regenerable questions: for showing, never for training."""
-    if len(data) > BUNDLE_BYTES:
-        raise BadDocument("too_large", f"{len(data)} bytes, the limit is {BUNDLE_BYTES}")
+def is_plain(data: bytes) -> bool:
+    """Whether a file has the plain documented form, without checksum and regenerable questions: nobody can check it."""
     try:
-        wire = msgspec.json.decode(data, type=_PlainBundle)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Incomplete("incomplete", str(error)) from None
-    if wire.schema is not None:
-        raise Incomplete("incomplete", "the closing checksum is missing")
-    rollouts = tuple(
-        Rollout(Question(_common_prompt(group)), _completions(group), wire.peer_id, wire.round, wire.stage, slot)
-        for slot, group in enumerate(wire.rollouts.values())
-        if group
-    )
-    return Bundle("", wire.peer_id, wire.round, rollouts, wire.stage, wire.timestamp)
+        return msgspec.json.decode(data, type=_PlainBundle).schema is None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
 
 
 def _common_prompt(group: list[_Completion]) -> str:

@@ -24,7 +24,7 @@ from msgspec import Meta
 from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
-from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, decode_plain, encode
+from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, encode, is_plain
 from rl_swarm.swarm.choice import File, eligible, in_turn
 from rl_swarm.swarm.layout import node_of_file, slot_of_file
 from rl_swarm.swarm.membership import Membership
@@ -245,8 +245,9 @@ class Exchange:
         try:
             bundle = decode(data)
         except Incomplete:
-            decode_plain(data)  # raises Incomplete unless it is the plain documented form, which nobody can check
-            raise BadDocument("unverifiable", "no question that can be regenerated") from None
+            if is_plain(data):
+                raise BadDocument("unverifiable", "no question that can be regenerated") from None
+            raise
         said = (bundle.experiment, bundle.node_id, bundle.round, bundle.stage)
         if said != (self.layout.experiment_name, file.node_id, file.round, file.stage):
             raise BadDocument("misplaced", f"{said} lies at {file.key}")

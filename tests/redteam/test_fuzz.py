@@ -24,7 +24,7 @@ from rl_swarm.learning.checkpoint import Checkpoints
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.results import load, path_of
-from rl_swarm.rollout import decode, decode_plain
+from rl_swarm.rollout import decode, is_plain
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import published_examples
 from rl_swarm.runs.following import Following, published
@@ -127,7 +127,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     ("/peers/", lambda given: read_registration(given.store, LAYOUT, "w1")),
     ("/peers/", lambda given: read_heartbeat(given.store, LAYOUT, "w1", 2)),
     (LAYOUT.rollouts, lambda given: decode(given.data)),
-    (LAYOUT.rollouts, lambda given: decode_plain(given.data)),
+    (LAYOUT.rollouts, lambda given: is_plain(given.data)),
     (LAYOUT.rollouts, gather),
     (LAYOUT.rollouts, lambda given: published(given.store, LAYOUT, 3, 0, "w1")),
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
