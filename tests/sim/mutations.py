@@ -196,7 +196,7 @@ def retention_too_eager(monkeypatch: pytest.MonkeyPatch) -> None:
         original(self, number)
         try:
             member = self.swarm.member  # type: ignore[attr-defined]
-            member.store.delete(member.layout.bundle(number - 1, self.settings.node_id))
+            member.store.delete(member.layout.bundle(number - 1, self.config.node_id))
         except StoreAway:
             return
 
