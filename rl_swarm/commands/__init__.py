@@ -1,0 +1,14 @@
+"""What is typed after `rl-swarm`: one function a command, in modules by what one wants to do. Its work is in `tools/` and `runs/`.
+
+    start.py     demo, swarm, work, coordinate, node, join
+    look.py      status
+    use.py       ask, export
+    check.py     doctor, probe, memory, config, validate
+    study.py     reproduce, analyze
+
+    group.py     how every command behaves: a flag for each setting, errors in one line
+    common.py    steps that several commands share: load settings, open a run, print
+    options.py   check what is typed
+
+Each command imports what it needs where it needs it, so that it starts fast.
+"""

@@ -1,0 +1,74 @@
+"""Steps that several commands share: load the settings, open a run, print."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rl_swarm import config as configuration
+from rl_swarm.commands.options import whole
+from rl_swarm.config import Config
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from rl_swarm.runs.validate import Finding
+    from rl_swarm.store import Store
+    from rl_swarm.swarm.layout import Layout
+
+Flags = dict[str, str | None]
+
+WORKERS = whole(1, 64)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+def warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def load_settings(flags: Flags) -> Config:
+    loaded = configuration.load(os.environ, flags)
+    warn(loaded.warnings)
+    return loaded
+
+
+def load_run(flags: Flags) -> Config:
+    """Load the settings of a command that reads a run; raise ConfigError if they do not say which."""
+    loaded = load_settings(flags)
+    configuration.require_run(loaded)
+    return loaded
+
+
+def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
+    """Open a run for reading."""
+    from rl_swarm.store import open_store
+    from rl_swarm.swarm.layout import Layout
+
+    loaded = load_run(flags)
+    return loaded, open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+
+
+def make_console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def print_result(as_json: bool, document: Any, view: "Callable[[], RenderableType]") -> None:
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+        return
+    make_console().print(view(), crop=False)
+
+
+def print_findings(findings: "list[Finding]", as_json: bool, document: Any) -> None:
+    from rl_swarm.runs.validate import passed
+    from rl_swarm.show.live import findings_view
+
+    print_result(as_json, document, lambda: findings_view(findings))
+    sys.exit(0 if passed(findings) else 1)

@@ -1,0 +1,107 @@
+"""Start: run nodes, one or many."""
+
+import os
+import sys
+
+import click
+
+from rl_swarm import config as configuration
+from rl_swarm.commands.common import WORKERS, Flags, make_console, open_run, warn
+from rl_swarm.commands.group import command
+from rl_swarm.commands.options import Checked
+from rl_swarm.errors import ConfigError
+from rl_swarm.text import one_line, visible
+from rl_swarm.tools.presets import GPU_PRESETS
+
+
+@command()
+@click.option("--workers", type=WORKERS, default=4, help="workers on this machine")
+def demo(workers: int, **flags: str | None) -> None:
+    """Train small models together on this machine, shown live, and report what they learnt. A few minutes on two cores."""
+    from rl_swarm.tools.demo import run_demo
+
+    run_demo(os.environ, flags, workers, sys.argv[0], make_console())
+
+
+@command()
+@click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
+@click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
+@click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
+def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
+    """Run a coordinator and workers on this machine until the last round or Ctrl-C. Start it again to go on."""
+    from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
+    from rl_swarm.tools.memory import refuse_if_too_large
+
+    usual, settings = GPU_PRESETS[preset] if preset else (4, {})
+    workers = workers or usual
+    if preset:
+        click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")
+    environment = insist_on_founder(launch_environment({**settings, **os.environ}, flags))
+    loaded = configuration.load(environment)
+    warn(refuse_if_too_large(environment, loaded, workers))
+    launcher = make_launcher(environment, workers, say=click.echo, follow=follow)
+    click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
+    click.echo(f"swarm {launcher.run()}")
+
+
+@command()
+def work(**flags: str | None) -> None:
+    """Train a model as one worker of an experiment."""
+    run_node(flags | {"role": "worker"})
+
+
+@command()
+def coordinate(**flags: str | None) -> None:
+    """Announce rounds for an experiment. Loads no model."""
+    run_node(flags | {"role": "coordinator"})
+
+
+@command()
+def node(**flags: str | None) -> None:
+    """Coordinate or work, as NODE_ROLE says."""
+    run_node(flags)
+
+
+def run_node(flags: Flags) -> None:
+    from rl_swarm.node.assembly import make_coordinator, open_node
+    from rl_swarm.tasks import tasks_version, warm_up
+
+    node = open_node(os.environ, flags, tasks_version=tasks_version())
+
+    def learn() -> str:
+        node.journal.say("loading libraries")
+        warm_up()  # reasoning-gym, in a process of its own, while this one loads torch
+        from rl_swarm.node.learner import make_learning_worker
+        from rl_swarm.tools.push import make_pusher
+
+        return make_learning_worker(node, make_pusher).run()
+
+    node.run(make_coordinator(node).run if node.config.role == "coordinator" else learn)
+
+
+@command()
+@click.argument("address", metavar="STORE/EXPERIMENT[#KEY]")
+def join(address: str, **flags: str | None) -> None:
+    """Join an experiment as a worker, with its settings: a newcomer needs one string only.
+
+    With the founder's public KEY, only what the founder or its author has signed is believed.
+    """
+    from rl_swarm.swarm import experiment as experiments
+
+    path, _, founder = address.rpartition("#") if "#" in address else (address, "", None)
+    place, _, experiment = path.rstrip("/").rpartition("/")
+    if not place:
+        raise ConfigError(
+            f"the address must be STORE/EXPERIMENT or STORE/EXPERIMENT#KEY, got {address!r}: for instance ./data/demo"
+        )
+    flags |= {"store": place, "experiment": experiment, "role": "worker"} | ({"founder": founder} if founder is not None else {})
+    loaded, store, layout = open_run(flags)
+    found = experiments.read(store, layout, loaded.founder)
+    if found is None:
+        raise ConfigError(
+            f"there is no experiment {experiment!r} in {place!r}: check the address, or start one with 'rl-swarm work'"
+        )
+    click.echo("this is what you take part in:")
+    for name, value in experiments.asks_for(found, loaded.founder):
+        click.echo(visible(f"  {name:<11}{one_line(value, most=1000)}"))
+    run_node(flags)
