@@ -7,23 +7,23 @@ from rl_swarm.commands import check, look, start, study, use
 from rl_swarm.commands.group import Commands
 
 GROUPS = {
-    "start": (start.demo, start.swarm, start.work, start.coordinate, start.node, start.join),
+    "start": (start.demo, start.swarm, start.work, start.coordinate, start.join, start.node),
     "look": (look.status,),
-    "use": (use.ask, use.export),
+    "use": (use.chat, use.ask, use.export),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
     "study": (study.reproduce, study.analyze),
 }
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(
+    cls=Commands,
+    groups=GROUPS,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="'rl-swarm COMMAND --help' shows what a command needs, and an example.",
+)
 @click.version_option(__version__, prog_name="rl-swarm")
 def main() -> None:
-    """Post-train language models together: every node trains its own model and shares rollouts as text."""
-
-
-for commands in GROUPS.values():
-    for each in commands:
-        main.add_command(each)
+    """Post-train language models together: nodes share rollouts as text."""
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ WRONG_ARGUMENTS = [
     (("swarm", "--workers", "65"), "--workers must be at most 64, got '65'"),
     (("config", "--max-new-tokens", "9" * 23), "MAX_NEW_TOKENS must be at most 1,000,000, got"),
     (("config", "--max-new-tokens", "9" * 5000), "MAX_NEW_TOKENS must be a whole number, got '999"),
+    (("ask", "  "), "QUESTION must not be empty, got '  ': write it in quotes"),
     (("ask", NO_TEXT), "an argument is not valid UTF-8, got '\\udcff'"),
     (("config", "--model-name", NO_TEXT), "an argument is not valid UTF-8"),
     (("export", f"x{NO_TEXT}"), "an argument is not valid UTF-8"),

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rl_swarm.commands.common import WORKERS, json_option, load_settings, make_console, open_run, print_findings, print_result
+from rl_swarm.commands.common import (
+    WORKERS,
+    json_option,
+    load_settings,
+    make_console,
+    open_run,
+    print_findings,
+    print_result,
+    working,
+)
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, decimal, output_file, outside, whole
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, describe, load
@@ -20,24 +29,31 @@ MOST_GPU_GB = 10_000.0  # far beyond any card
 MOST_NODES = 10**6
 
 
-@command()
+@command(settings=("store", "experiment", "model"), example="rl-swarm doctor --workers 2 --model-name nano")
 @click.option("--workers", type=WORKERS, default=1, help="workers that this machine is to run")
 @json_option
 def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
-    """Check this machine, its libraries, the store and the experiment, and say what to do. Exit 1 if something is wrong."""
+    """Check this machine, its libraries and the store.
+
+    Also checks the experiment, and says what to do about each problem. Exit 1 if something is wrong.
+    """
     from rl_swarm.runs.validate import results
     from rl_swarm.tools.doctor import examine
 
-    with make_console(stderr=True).status("checking this machine and the store"):
+    load(os.environ, flags)  # a wrong setting is reported before anything is checked
+    with working("checking this machine, its libraries and the store"):
         findings = examine(os.environ, flags, workers=workers)
     print_findings(findings, as_json, results(flags["experiment"] or os.environ.get("EXPERIMENT_NAME", ""), findings))
 
 
-@command()
+@command(settings=("model", "tasks", "group_size"), example="rl-swarm probe --model-name nano --seconds 30")
 @click.option("--seconds", type=decimal(1, MOST_SECONDS), default=120.0, help="how long to look")
 @json_option
 def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
-    """Find the tasks and difficulty levels that this model can learn from, and the TASKS value to use."""
+    """Find the tasks that this model can learn from.
+
+    Tries tasks and difficulty levels, and prints the TASKS value to use.
+    """
     from rl_swarm.clock import SystemClock
     from rl_swarm.tasks import parse_tasks, warm_up
 
@@ -54,25 +70,30 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     print_result(as_json, found.as_dict(), lambda: found.view)
 
 
-@command()
+@command(settings=("lora_rank", "max_new_tokens", "group_size"), example="rl-swarm memory gpt2 --workers 4 --gpu-gb 24")
 @click.argument("name", metavar="MODEL")
 @click.option("--workers", type=WORKERS, default=1, help="workers on this machine")
 @click.option("--prompt-tokens", type=whole(1, MOST_TOKENS), help="longest prompt [as long as the TASKS make them]")
 @click.option("--gpu-gb", type=decimal(1, MOST_GPU_GB), help="assume a GPU of this size, not this machine")
 @json_option
 def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | None, as_json: bool, **flags: str | None) -> None:
-    """Estimate the memory that workers with MODEL need, part by part, against this machine. Exit 1 if they cannot fit."""
+    """Estimate the memory that workers with MODEL need.
+
+    Shows it part by part, against this machine. Exit 1 if they cannot fit.
+    """
     from rl_swarm.tools.memory import assess, assumed_gpu
 
-    fit = assess(load(os.environ, flags | {"model": name}), workers, assumed_gpu(gpu_gb) if gpu_gb else None, prompt_tokens)
+    loaded, gpu = load(os.environ, flags | {"model": name}), assumed_gpu(gpu_gb) if gpu_gb else None
+    with working("loading libraries, then estimating"):
+        fit = assess(loaded, workers, gpu, prompt_tokens)
     print_result(as_json, fit.as_dict(), lambda: fit.table)
     sys.exit(1 if fit.finding.status == "failed" else 0)
 
 
-@command()
+@command(example="rl-swarm config --model-name nano")
 @json_option
 def config(as_json: bool, **flags: str | None) -> None:
-    """Print every setting with its value, source and meaning."""
+    """Print every setting: value, source and meaning."""
     rows = describe(load_settings(flags))
 
     def table() -> "RenderableType":
@@ -86,13 +107,16 @@ def config(as_json: bool, **flags: str | None) -> None:
     print_result(as_json, rows, table)
 
 
-@command()
+@command(settings=("store", "experiment"), example="rl-swarm validate --gdrive-path ./rl-swarm-data --experiment demo")
 @click.option("--rounds", type=whole(1, MOST_ROUNDS), help="rounds that must be there [as many as were done]")
 @click.option("--nodes", type=whole(0, MOST_NODES), help="registered nodes, the coordinator included")
 @click.option("--transplants", type=whole(0, MOST_EXTERNAL), help="J that was asked for")
 @click.option("--output", type=Checked(output_file, "file"), default="test_results.json", help="where the findings go")
 def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: Path, **flags: str | None) -> None:
-    """Check that a run is complete and consistent. Exit 0 if it is, 1 if not."""
+    """Check that a run is complete and consistent.
+
+    Exit 0 if it is, 1 if not.
+    """
     from rl_swarm.runs.validate import Expected, results
     from rl_swarm.runs.validate import validate as check
 

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rl_swarm.runs.validate import Finding
     from rl_swarm.store import Store
     from rl_swarm.swarm.layout import Layout
+    from rl_swarm.tools.opening import Run
 
 Flags = dict[str, str | None]
 
@@ -53,10 +55,31 @@ def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
     return loaded, open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
 
 
+def open_experiment(flags: Flags) -> "Run":
+    """Open a run with the settings of its experiment; raise ConfigError if there is none."""
+    from rl_swarm.tools.opening import open_run
+
+    run = open_run(os.environ, flags)
+    warn(run.config.warnings)
+    return run
+
+
 def make_console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=stderr)
+
+
+@contextmanager
+def working(line: str) -> Iterator[None]:
+    """Say at once what takes a while: on a terminal until it is done."""
+    console = make_console(stderr=True)
+    if console.is_terminal:
+        with console.status(line):
+            yield
+    else:
+        click.echo(line, err=True)
+        yield
 
 
 def print_result(as_json: bool, document: Any, view: "Callable[[], RenderableType]") -> None:

@@ -1,7 +1,7 @@
-"""How every command behaves: it has a flag for each setting, and prints our own errors as one line."""
+"""How every command behaves: a flag for each setting, a short help with an example, and our own errors as one line."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,6 +10,8 @@ from rl_swarm.config import SETTINGS, is_text
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import visible
 
+EVERYTHING = "rl_swarm.help_all"  # marks a context whose help shows every setting
+
 
 def _refuse_secret(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
@@ -17,8 +19,15 @@ def _refuse_secret(context: click.Context, parameter: click.Parameter, value: st
         raise ConfigError(f"{parameter.opts[0]} {why}: set {SETTINGS[str(parameter.name)].variable} instead")
 
 
-FLAGS = [
-    click.Option(
+def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[EVERYTHING] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+FLAGS = {
+    field_name: click.Option(
         [setting.flag, *(["--experiment"] if field_name == "experiment" else []), field_name],
         help=f"{setting.meaning} [{setting.variable}]",
         hidden=setting.secret,
@@ -26,33 +35,72 @@ FLAGS = [
         callback=_refuse_secret if setting.secret else None,
     )
     for field_name, setting in SETTINGS.items()
-]
+}
+HELP_ALL = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_help_all)
 
 
 class Configurable(click.Command):
-    """A command with a flag for every setting, after its own options."""
+    """A command with a flag for every setting, after its own options.
 
-    def __init__(self, *, params: Sequence[click.Parameter], **attributes: Any) -> None:
-        super().__init__(params=[*params, *FLAGS], **attributes)
+    Its help shows its own options, the `settings` that it needs, and an `example` to paste; `--help-all` shows every setting.
+    """
+
+    def __init__(
+        self, *, params: Sequence[click.Parameter], settings: Sequence[str] = (), example: str = "", **attributes: Any
+    ) -> None:
+        self.settings, self.example = settings, example
+        super().__init__(params=[*params, *FLAGS.values(), HELP_ALL], **attributes)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        own = [
+            each.get_help_record(context) for each in self.params if isinstance(each, click.Option) and each not in FLAGS.values()
+        ]
+        settings = [(f"{SETTINGS[name].flag} TEXT", SETTINGS[name].meaning) for name in self.settings]
+        if EVERYTHING in context.meta:
+            settings = [record for each in FLAGS.values() if (record := each.get_help_record(context))]
+        for title, records in (("Options", [record for record in own if record]), ("Settings", settings)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Example"):
+            for line in self.example.splitlines():
+                formatter.write(f"  {line}\n")
+        formatter.write_paragraph()
+        formatter.write_text(f"All settings, also as variables (GDRIVE_PATH): {context.command_path} --help-all")
 
 
-def command() -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a command; `cli.py` lists all of them."""
-    return click.command(cls=Configurable)
+def command(*, settings: Sequence[str] = (), example: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a command; `cli.py` lists all of them. `settings` are fields of Config that its help shows."""
+    return click.command(cls=Configurable, settings=settings, example=example, **attributes)
 
 
 class Commands(click.Group):
-    """Print our own errors as one line, and exit with 2 for a wrong setting or argument, with 1 for any other error."""
+    """The commands in `groups`, by what one wants to do.
+
+    Print our own errors as one line, and exit with 2 for a wrong setting or argument, with 1 for any other error.
+    """
+
+    def __init__(self, *, groups: Mapping[str, Sequence[click.Command]], **attributes: Any) -> None:
+        self.groups = groups
+        super().__init__(commands=[each for commands in groups.values() for each in commands], **attributes)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
-                reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
+                reconfigure(errors="replace")  # what a terminal cannot show, or sends by mistake, is a question mark
         try:
             for argument in args[0] if args else sys.argv[1:]:
                 if not is_text(argument):
                     raise ConfigError(f"an argument is not valid UTF-8, got {argument!r}: type it again")
-            return super().main(*args, **kwargs)
+            return super().main(*args, **({"prog_name": "rl-swarm"} | kwargs))
         except SwarmError as error:
             click.echo(visible(f"rl-swarm: {error}"), err=True)
             sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        for title, commands in self.groups.items():
+            for number, each in enumerate(each for each in commands if not each.hidden):
+                formatter.write(f"{'' if number else title:<7}{each.name:<12}{each.get_short_help_str(limit=60)}\n")

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@command()
+@command(settings=("store", "experiment"), example="rl-swarm status --gdrive-path ./rl-swarm-data --experiment demo --watch")
 @json_option
 @click.option("--watch", "watching", is_flag=True, help="keep showing it until Ctrl-C")
 def status(as_json: bool, watching: bool, **flags: str | None) -> None:
-    """Show what the experiment and each of its nodes are doing, and since when."""
+    """Show what every node is doing, and since when."""
     import time
 
     from rl_swarm.runs.progress import ExperimentStatus, experiment_status

@@ -37,6 +37,13 @@ def decimal(least: float, most: float) -> Checked:
     return Checked(configuration.number(least, most), "number")
 
 
+def question_text(value: str) -> str:
+    """Parse a question for a model."""
+    if not value.strip():
+        raise ValueError("must not be empty: write it in quotes")
+    return value
+
+
 def output_file(value: str) -> Path:
     """Parse the name of a file that can be made or replaced."""
     path = expanded(value, "the file")

@@ -9,26 +9,39 @@ from rl_swarm import config as configuration
 from rl_swarm.commands.common import WORKERS, Flags, make_console, open_run, warn
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked
+from rl_swarm.commands.typed import resuming, what_next
 from rl_swarm.errors import ConfigError
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
 
+NODE = ("store", "experiment", "node_id")
+SHARING = ("own_count", "external_count", "max_rounds")
 
-@command()
+
+@command(settings=("experiment", *SHARING), example="rl-swarm demo --workers 2 --max-rounds 30")
 @click.option("--workers", type=WORKERS, default=4, help="workers on this machine")
 def demo(workers: int, **flags: str | None) -> None:
-    """Train small models together on this machine, shown live, and report what they learnt. A few minutes on two cores."""
+    """Train small models together on this machine, shown live.
+
+    Takes a few minutes on two cores, and ends with a report of what they learnt.
+    """
     from rl_swarm.tools.demo import run_demo
 
     run_demo(os.environ, flags, workers, sys.argv[0], make_console())
 
 
-@command()
+@command(
+    settings=("store", "experiment", "model", *SHARING),
+    example="rl-swarm swarm --workers 2 --experiment first --model-name nano",
+)
 @click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
 @click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
 def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
-    """Run a coordinator and workers on this machine until the last round or Ctrl-C. Start it again to go on."""
+    """Run a coordinator and workers on this machine.
+
+    They run until the last round or Ctrl-C. Start it again to go on.
+    """
     from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
     from rl_swarm.tools.memory import refuse_if_too_large
 
@@ -44,19 +57,31 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
     click.echo(f"swarm {launcher.run()}")
 
 
-@command()
+@command(
+    settings=(*NODE, "model", "tasks", *SHARING),
+    example="rl-swarm work --model-name nano\nrl-swarm work --gdrive-path ./rl-swarm-data --experiment first --node-id w1",
+)
 def work(**flags: str | None) -> None:
-    """Train a model as one worker of an experiment."""
+    """Train a model as one worker of an experiment.
+
+    Without a shared folder it trains alone. Ctrl-C saves a checkpoint; start it again to go on.
+    """
     run_node(flags | {"role": "worker"})
 
 
-@command()
+@command(
+    settings=("store", "experiment", "model", "tasks", *SHARING),
+    example="rl-swarm coordinate --gdrive-path ./rl-swarm-data --experiment first \\\n  --model-name nano --num-transplant-trees 4",
+)
 def coordinate(**flags: str | None) -> None:
-    """Announce rounds for an experiment. Loads no model."""
+    """Announce rounds for an experiment; loads no model.
+
+    The first node of an experiment, of whatever kind, settles model, tasks and rounds for all.
+    """
     run_node(flags | {"role": "coordinator"})
 
 
-@command()
+@command(settings=("role", *NODE), example="rl-swarm node --node-role worker --model-name nano", hidden=True)
 def node(**flags: str | None) -> None:
     """Coordinate or work, as NODE_ROLE says."""
     run_node(flags)
@@ -69,22 +94,26 @@ def run_node(flags: Flags) -> None:
     node = open_node(os.environ, flags, tasks_version=tasks_version())
 
     def learn() -> str:
-        node.journal.say("loading libraries")
+        node.journal.say(f"{node.local.node_id}: loading libraries")
         warm_up()  # reasoning-gym, in a process of its own, while this one loads torch
-        from rl_swarm.node.learner import make_learning_worker
-        from rl_swarm.tools.push import make_pusher
+        with node.stop.at_once():
+            from rl_swarm.node.learner import make_learning_worker
+            from rl_swarm.tools.push import make_pusher
 
         return make_learning_worker(node, make_pusher).run()
 
-    node.run(make_coordinator(node).run if node.config.role == "coordinator" else learn)
+    outcome = node.run(make_coordinator(node).run if node.config.role == "coordinator" else learn)
+    if node.launcher is None:  # a launcher speaks for its nodes
+        for line in what_next(node.config) if outcome == "complete" else resuming(node.config, node.experiment.settings):
+            node.journal.show(line)
 
 
-@command()
+@command(settings=("node_id", "home"), example="rl-swarm join ./rl-swarm-data/first --node-id w2")
 @click.argument("address", metavar="STORE/EXPERIMENT[#KEY]")
 def join(address: str, **flags: str | None) -> None:
-    """Join an experiment as a worker, with its settings: a newcomer needs one string only.
+    """Take part in somebody's experiment: one string is enough.
 
-    With the founder's public KEY, only what the founder or its author has signed is believed.
+    Works with the experiment's settings. With the founder's public KEY, only what the founder or its author has signed is believed.
     """
     from rl_swarm.swarm import experiment as experiments
 

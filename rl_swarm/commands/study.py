@@ -15,20 +15,23 @@ from rl_swarm.commands.options import Checked, output_folder, outside, whole
 from rl_swarm.config import MOST_ROUNDS, load
 
 
-@command()
+@command(example="rl-swarm reproduce --quick")
 @click.option("--preset", default="nano", help="nano on a CPU; gpt2 or qwen on a GPU")
-@click.option("--splits", help="splits I/J to compare, one of them without sharing [the preset's, 8/0,6/2,4/4,2/6]")
-@click.option("--best", help="the split that is tested first, with all seeds [the preset's]")
+@click.option("--splits", help="splits I/J to compare [the preset's, 8/0,6/2,4/4,2/6]")
+@click.option("--best", help="the split tested first, with all seeds [the preset's]")
 @click.option("--seeds", type=whole(1, 1000), help="paired seeds of the first two splits [8]; others have 3")
 @click.option("--rounds", type=whole(1, MOST_ROUNDS), help="rounds of each run [the preset's horizon]")
 @click.option("--nodes", type=WORKERS, help="nodes of each swarm [the preset's]")
-@click.option("--ablations", default="", show_default=False, help="all, or some of correction,choice,window,adaptive,models,size")
-@click.option("--quick", is_flag=True, help="fewer rounds, nodes and seeds: a look within four minutes that proves nothing")
-@click.option("--pilot", is_flag=True, help="run the pilot seeds, and print the horizon and the best split by the rule")
+@click.option("--ablations", default="", show_default=False, help="all, or correction,choice,window,adaptive,models,size")
+@click.option("--quick", is_flag=True, help="a look within four minutes, which proves nothing")
+@click.option("--pilot", is_flag=True, help="run pilot seeds, print the horizon and the best split")
 @click.option("--parallel", type=whole(1, 1024), help="runs at a time [cores; 1 on a GPU]")
 @click.option("--output", type=Checked(output_folder, "folder"), default="reproduce-results", help="where all of it goes")
 def reproduce(**given: Any) -> None:
-    """Run the paper's table as real swarms on this machine, and say whether sharing helps, how much, and at what cost."""
+    """Run the paper's table on this machine: does sharing help?
+
+    Runs real swarms, and says whether sharing helps, how much, and at what cost.
+    """
     from rl_swarm.reproduce.command import Wanted, as_typed
     from rl_swarm.reproduce.command import reproduce as run
 
@@ -37,12 +40,15 @@ def reproduce(**given: Any) -> None:
         sys.exit(130)
 
 
-@command()
+@command(settings=("store",), example="rl-swarm analyze alone-1 sharing-1 --gdrive-path ./rl-swarm-data")
 @click.argument("experiments", type=Checked(configuration.name, "name"), nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--best", help="the split that is tested first [the sharing one with most own rollouts]")
 @click.option("--output", type=Checked(output_folder, "folder"), default="analysis", help="where the report goes")
 def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flags: str | None) -> None:
-    """Compare experiments that were run elsewhere, as 'reproduce' does with its own. Runs of one split are paired in order."""
+    """Compare experiments that were run elsewhere.
+
+    Reports as 'reproduce' does with its own. Runs of one split are paired in order.
+    """
     from rl_swarm.reproduce.command import analyze as run
     from rl_swarm.reproduce.command import as_typed
 

@@ -2,44 +2,73 @@
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from rl_swarm.commands.common import json_option, load_run, make_console
+from rl_swarm.commands.common import json_option, make_console, open_experiment, working
 from rl_swarm.commands.group import command
-from rl_swarm.commands.options import outside
+from rl_swarm.commands.options import Checked, outside, question_text
+from rl_swarm.config import load
+
+TRAINED = ("store", "experiment", "node_id")
+LOADING = "loading libraries, then the model"
 
 
-@command()
-@click.argument("question")
+@command(settings=TRAINED, example="rl-swarm chat --gdrive-path ./rl-swarm-data --experiment demo")
+@click.option("--base", is_flag=True, help="show the base model's answers beside the trained one's")
+@click.option("--json", "as_json", is_flag=True, help="print a JSON object for each answer")
+def chat(base: bool, as_json: bool, **flags: str | None) -> None:
+    """Talk to the trained model.
+
+    Without --node-id, the node on this machine that has trained the most rounds answers. In a script, each line of the input is a
+    question.
+    """
+    run = open_experiment(flags)
+    with working(LOADING):
+        from rl_swarm.tools import chat as talking
+        from rl_swarm.tools.ask import load_trained
+
+        talk = talking.Talk(load_trained(run), base)
+    click.echo(talking.introduction(talk.trained), err=True)
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    questions = talking.typed_questions() if typed else talking.piped_questions()
+    talking.chat(talk, questions, make_console(), lambda line: click.echo(line, err=True), as_json)
+
+
+@command(settings=TRAINED, example='rl-swarm ask "What is 3 + 4?" --gdrive-path ./rl-swarm-data --experiment demo')
+@click.argument("question", type=Checked(question_text))
 @json_option
 def ask(question: str, as_json: bool, **flags: str | None) -> None:
-    """Answer QUESTION with the base model and with the trained one, side by side.
+    """Answer a question with the base and the trained model.
 
     Without --node-id, the node on this machine that has trained the most rounds answers.
     """
-    from rl_swarm.tools.ask import ask as answer
-    from rl_swarm.tools.ask import show
+    run = open_experiment(flags)
+    with working(LOADING):
+        from rl_swarm.tools.ask import ask as answer
+        from rl_swarm.tools.ask import show
 
-    load_run(flags)
-    answers = answer(os.environ, flags, question)
+        answers = answer(run, question)
     if as_json:
         click.echo(json.dumps(asdict(answers), indent=1))
     else:
         show(answers, make_console())
 
 
-@command()
+@command(settings=TRAINED, example="rl-swarm export ./model --gdrive-path ./rl-swarm-data --experiment demo")
 @click.argument("folder", type=click.Path(path_type=Path))
 def export(folder: Path, **flags: str | None) -> None:
-    """Write the trained model to FOLDER, as transformers loads it.
+    """Write the trained model as transformers loads it.
 
     Without --node-id, the node on this machine that has trained the most rounds is exported. Replaces an earlier export in FOLDER.
     """
-    from rl_swarm.tools.export import export_run
+    from rl_swarm.tools.export import earlier_files, export_run
 
-    outside(folder, load_run(flags).store_url)
-    figures = export_run(os.environ, flags, folder)
+    earlier_files(outside(folder, load(os.environ, flags).store_url))  # a wrong folder is refused before a model is loaded
+    run = open_experiment(flags)
+    with working(LOADING):
+        figures = export_run(run, folder)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")

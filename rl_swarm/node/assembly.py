@@ -3,6 +3,7 @@
 Imports no torch: the parts that need it are assembled in `learner.py`.
 """
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -105,6 +106,8 @@ class Node:
             raise KeyboardInterrupt
         self._ask_to_stop()
         self.stop.obey()
+        with contextlib.suppress(RuntimeError):  # the signal came while a line was being printed
+            self.journal.show("stopping after this step; a second Ctrl-C ends at once, without a checkpoint")
 
 
 def load_config(

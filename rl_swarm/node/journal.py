@@ -19,7 +19,7 @@ import msgspec
 
 from rl_swarm import __version__
 from rl_swarm.clock import Clock
-from rl_swarm.runs.record import Round
+from rl_swarm.runs.record import Round, stamped
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.protocol import News
 from rl_swarm.text import visible
@@ -106,9 +106,10 @@ class Journal:
             self.event("state", doing=doing, round=round_number)
 
     def say(self, line: str) -> None:
+        """Print a line, and keep it with its time: `logs` sorts the lines of all nodes."""
         line = visible(line)  # some lines quote what peers wrote
+        self._out.append(stamped(self.clock.wall(), line))
         self.show(line)
-        self._out.append(line)
 
     def show(self, line: str) -> None:
         """Print a line to the console only."""
@@ -130,7 +131,8 @@ class Journal:
     def error(self, failure: BaseException) -> None:
         """Record the failure that ends this node."""
         round_number = self.doing[1]
-        self._err.append("".join(traceback.format_exception(failure)).rstrip("\n"))
+        now, lines = self.clock.wall(), "".join(traceback.format_exception(failure)).rstrip("\n").split("\n")
+        self._err.append("\n".join(stamped(now, line) for line in lines))
         self.event("error", error=type(failure).__name__, message=str(failure), round=round_number)
         self.progress("error", round_number)
         self.state(f"failed: {type(failure).__name__}: {failure}"[:200], round_number)

@@ -64,7 +64,7 @@ def make_learner(config: Config) -> Learner:
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
-    node.journal.say(f"node {node.local.node_id}: loading {node.config.model}")
+    node.journal.say(f"loading the model {node.config.model}")
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
         learner = make_learner(node.config)
     node.local.remember_model(learner.policy.name)

@@ -41,7 +41,7 @@ class LocalFolder:
     @property
     def record(self) -> Path:
         """The root of the keys under which this node writes its journals."""
-        return self.shared_record or self.path / "record"
+        return self.shared_record or record_of(self.path)
 
     @property
     def secret(self) -> str:
@@ -99,6 +99,11 @@ def insist_on_first_founder(config: Config, store_url: str, experiment: Experime
         if experiment.key and experiment.key != first:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(experiment.key)
+
+
+def record_of(folder: Path) -> Path:
+    """Where the node of this folder keeps its record, if it has a store to share."""
+    return folder / "record"
 
 
 def home_of(config: Config) -> Path:

@@ -8,6 +8,7 @@ it is.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,12 +32,13 @@ if TYPE_CHECKING:  # both import torch
 
 WARNING_ROUNDS = 20
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
+SAVED_SECONDS = 600.0  # between two lines about checkpoints
 LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
 STAGE = 0  # every round has one stage today
 
 
 class Checkpoints(Protocol):
-    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> object: ...
+    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> Path | None: ...
     def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None: ...
 
 
@@ -94,6 +96,7 @@ class Worker:
         self._uninformative_rounds = self._discounted_rounds = 0
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = self._evaluated_at = 0
+        self._next_word = 0.0  # when a checkpoint is worth a line again
 
     def run(self) -> str:
         """Play rounds until the swarm reaches the last one or a stop is requested; return "complete" or "stopped"."""
@@ -209,9 +212,12 @@ class Worker:
         if not self.evaluate or not interval or 0 < number < self._evaluated_at + interval:
             return {}
         self.journal.state("evaluating", number)
+        if not number:
+            self.journal.say("measuring accuracy on held-out questions before training")
         result = self.evaluate()
         self._evaluated_at = number
-        self.journal.event("evaluation", round=number, **result)
+        line = f"held-out accuracy at round {number}: {result['held_out']:.1%}, in any form {result['held_out_style_blind']:.1%}"
+        self.journal.note("evaluation", line, round=number, **result)
         return result
 
     # Starting and resuming
@@ -221,10 +227,16 @@ class Worker:
         resumed = self.checkpoints.restore(self._resume)
         number = resumed or 0
         self._mark_boundary(number)
-        self.journal.event("started", resumed=resumed is not None, round=number)
+        line = (
+            f"new: {self.config.max_rounds} rounds" if resumed is None else f"resumed at round {number} of {self.config.max_rounds}"
+        )
+        self.journal.note("started", line, resumed=resumed is not None, round=number)
         if resumed is None:
             self._evaluate(0)
-        return self.swarm.first_round(number)
+        first = self.swarm.first_round(number)
+        if first != number:
+            self.journal.say(f"the swarm is at round {first}: going on there")
+        return first
 
     def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         """Take over the state of a checkpoint; raise CheckpointError, with nothing changed, if it cannot be used."""
@@ -279,8 +291,9 @@ class Worker:
         self.journal.state("saving a checkpoint", number)
         while True:
             try:
-                self.checkpoints.save(number, node_state, self.trainer.state())
+                path = self.checkpoints.save(number, node_state, self.trainer.state())
                 self._saved_at = number
+                self._tell_saved(number, path, last)
                 return
             except CheckpointError as error:
                 if last and (self.stop.requested or self.clock.monotonic() >= deadline):
@@ -289,6 +302,13 @@ class Worker:
             if not last:
                 return
             self.clock.sleep(LAST_SAVE_PAUSE)
+
+    def _tell_saved(self, number: int, path: Path | None, last: bool) -> None:
+        """Say where the first and the last checkpoint are, and seldom that there is a newer one."""
+        now = self.clock.monotonic()
+        if path and (last or now >= self._next_word):
+            self._next_word = now + SAVED_SECONDS
+            self.journal.say(f"saved at round {number}: {path}")
 
     def _finish(self, outcome: str, number: int) -> None:
         self._save(last=True)
@@ -303,5 +323,6 @@ class Worker:
             self.push.close(patience)
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
-        self.journal.event(outcome, round=number)
+        line = f"complete: {self.config.max_rounds} rounds" if outcome == "complete" else f"stopped at round {self._boundary[0]}"
+        self.journal.note(outcome, line, round=number)
         self.journal.state(outcome, min(number, self.config.max_rounds - 1))

@@ -6,6 +6,7 @@ written a journal, so everything has bounds; readers skip a row that does not fi
 """
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -119,3 +120,18 @@ def by_round(records: Iterable[Round]) -> dict[int, Round]:
     """Return one record a round, in order. A killed node may have played a round again: the last record counts."""
     found = {each.round: each for each in records}
     return {number: found[number] for number in sorted(found)}
+
+
+def stamped(timestamp: float, line: str) -> str:
+    """A line of a console as `stdout.log` and `stderr.log` have it, after its time."""
+    moment = datetime.fromtimestamp(timestamp, timezone.utc).isoformat(timespec="milliseconds")
+    return f"{moment.removesuffix('+00:00')}Z {line}"
+
+
+def unstamped(line: str) -> tuple[float | None, str]:
+    """The time of a line and the line itself; no time if none was written."""
+    said, _, rest = line.partition(" ")
+    try:
+        return datetime.strptime(said, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc).timestamp(), rest
+    except ValueError:
+        return None, line

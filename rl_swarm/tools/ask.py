@@ -23,36 +23,17 @@ from rl_swarm.learning.checkpoint import most_bytes, read, saved_in
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.weights import adapter_rank, check_weights, tensors_by_name, trainable
 from rl_swarm.node.learner import MOST_TRIED, checkpoint_rounds, load_policy, stored_rounds
-from rl_swarm.node.local import experiment_folder, remembered_model
+from rl_swarm.node.local import remembered_model
 from rl_swarm.rollout import Question
 from rl_swarm.runs.examples import Answered, Example
-from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.experiment import Experiment
-from rl_swarm.swarm.layout import Layout, node_of_checkpoint
+from rl_swarm.swarm.layout import node_of_checkpoint
 from rl_swarm.tasks import Tasks, tasks_of
 from rl_swarm.text import visible
 from rl_swarm.tools.memory import shape_of, this_device
+from rl_swarm.tools.opening import Flags, Run, open_run
 
 MOST_NAMED = 10  # nodes in one line
-
-Flags = Mapping[str, str | None]
-
-
-@dataclass(frozen=True)
-class Run:
-    """An experiment as seen by somebody who takes no part in it: its settings, and where everything is."""
-
-    environment: Mapping[str, str]
-    flags: Flags
-    config: Config
-    store: Store
-    layout: Layout
-    experiment: Experiment
-
-    @property
-    def home(self) -> Path:
-        return experiment_folder(self.config, self.experiment)
 
 
 @dataclass(frozen=True)
@@ -89,29 +70,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the base model and the trained one answer to a question."""
+    """The answers of the base model, if it was asked, and of the trained one."""
 
     question: str
     model: str
     node_id: str
     round: int
-    base: str
+    base: str | None
     trained: str
-
-
-def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
-    """Open the experiment that the settings name, with its own settings beneath them. Raise ConfigError if there is none."""
-    config = configuration.load(environment, flags)
-    configuration.require_run(config)
-    store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
-    experiment = experiments.read(store, layout, config.founder)
-    if experiment is None:
-        raise ConfigError(
-            f"there is no experiment {config.experiment_name!r} in {config.store_url!r}: check EXPERIMENT_NAME and GDRIVE_PATH, or "
-            "train first with 'rl-swarm work'"
-        )
-    config = configuration.load(environment, flags, experiment.settings)
-    return Run(environment, flags, config, store, layout, experiment)
 
 
 def load_trained(run: Run) -> Trained:
@@ -202,11 +168,9 @@ def _config(run: Run, found: Found, lora_rank: int = 0) -> Config:
     return config
 
 
-def ask(environment: Mapping[str, str], flags: Flags, question: str) -> Answers:
+def ask(run: Run, question: str) -> Answers:
     """Answer a question greedily with the base model and with the trained one."""
-    if not question.strip():
-        raise ConfigError(f"the question must not be empty, got {question!r}: write it in quotes")
-    trained = load_trained(open_run(environment, flags))
+    trained = load_trained(run)
     [(before, after)] = trained.answer([Question(question)])
     return Answers(question, trained.policy.name, trained.node_id, trained.round, before, after)
 
@@ -233,9 +197,16 @@ def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example
 
 
 def show(answers: Answers, console: Console) -> None:
-    """Show both answers side by side on a terminal, one after the other elsewhere. A model's text takes no effect."""
+    """Show the question and both answers. A model's text takes no effect."""
+    if console.is_terminal:
+        console.print(Text(visible(answers.question)))
+    side_by_side(answers, console)
+
+
+def side_by_side(answers: Answers, console: Console) -> None:
+    """Show both answers side by side on a terminal, one after the other elsewhere."""
     parts = [
-        (visible(f"base: {answers.model}"), visible(answers.base)),
+        (visible(f"base: {answers.model}"), visible(answers.base or "")),
         (visible(f"trained: {answers.node_id}, round {answers.round}"), visible(answers.trained)),
     ]
     if not console.is_terminal:
@@ -244,4 +215,4 @@ def show(answers: Answers, console: Console) -> None:
         return
     table = Table.grid(Column(ratio=1), Column(ratio=1), expand=True, padding=(0, 1))
     table.add_row(*(Panel(Text(text), title=Text(title)) for title, text in parts))
-    console.print(Text(visible(answers.question)), table)
+    console.print(table)

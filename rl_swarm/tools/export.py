@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from rl_swarm.runs.progress import data_of
 from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.tools.opening import Run
 
 if TYPE_CHECKING:
     from rl_swarm.learning.policy import Policy
@@ -197,12 +198,10 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def export_run(environment: Mapping[str, str], flags: Mapping[str, str | None], folder: Path) -> Figures:
+def export_run(run: Run, folder: Path) -> Figures:
     """Write the newest model of NODE_ID, or of the node that came furthest on this machine."""
-    _earlier_files(folder)  # a wrong folder is refused before a model is loaded
-    from rl_swarm.tools.ask import load_trained, open_run
+    from rl_swarm.tools.ask import load_trained
 
-    run = open_run(environment, flags)
     trained = load_trained(run)
     trained.apply()
     name, tasks_version = trained.policy.name, run.experiment.tasks_version
@@ -219,7 +218,7 @@ def write(folder: Path, policy: "Policy", figures: Figures) -> None:
     """
     from safetensors import SafetensorError
 
-    earlier = _earlier_files(folder)
+    earlier = earlier_files(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"{UNFINISHED}*"):
@@ -236,7 +235,7 @@ def write(folder: Path, policy: "Policy", figures: Figures) -> None:
         raise ModelError(f"the model cannot be written to {folder} ({reason}): free some space or choose another folder") from error
 
 
-def _earlier_files(folder: Path) -> set[str]:
+def earlier_files(folder: Path) -> set[str]:
     """List the files of an earlier export, without its marker. Raise ConfigError for a folder that holds anything else."""
     if not folder.exists() or (folder.is_dir() and all(path.name.startswith(UNFINISHED) for path in folder.iterdir())):
         return set()

@@ -12,6 +12,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.errors import StoreAway
 from rl_swarm.node.journal import Journal
 from rl_swarm.runs import progress
+from rl_swarm.runs.record import stamped, unstamped
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -44,6 +45,12 @@ class Copied(Journal):
 
     def merge(self, seconds: float) -> None:
         self.copies.merge(self.clock.monotonic() + seconds)
+
+
+def said_in(lines: list[str]) -> list[str]:
+    """The lines of a console without their times, which all of them have."""
+    assert all(unstamped(line)[0] is not None for line in lines), lines
+    return [unstamped(line)[1] for line in lines]
 
 
 def make(store: Store, tmp_path: Path, clock: Clock) -> Copied:
@@ -150,7 +157,7 @@ def test_what_a_killed_node_did_not_get_to_is_copied_at_its_next_start(store: St
     killed.say("last words")
     clock.sleep(SEGMENT_SECONDS)
     make(store, tmp_path, clock).flush()
-    assert progress.lines(store, LAYOUT.log("me", "stdout.log")) == ["first", "last words"]
+    assert said_in(progress.lines(store, LAYOUT.log("me", "stdout.log"))) == ["first", "last words"]
 
 
 def test_nothing_in_the_store_is_ever_read(tmp_path: Path) -> None:
@@ -311,8 +318,8 @@ def test_lines_that_were_said_twice_stay_twice(store: Store, tmp_path: Path) -> 
         journal.flush()
         journal.merge(10)
     key = LAYOUT.log("me", "stdout.log")
-    assert progress.lines(store, key) == ["waiting", "round 1", "waiting", "waiting"] * 2
-    assert store.get(key, limit=1 << 20).decode().splitlines() == ["waiting", "round 1", "waiting", "waiting"] * 2
+    assert said_in(progress.lines(store, key)) == ["waiting", "round 1", "waiting", "waiting"] * 2
+    assert said_in(store.get(key, limit=1 << 20).decode().splitlines()) == ["waiting", "round 1", "waiting", "waiting"] * 2
 
 
 def test_what_grew_in_place_before_the_folder_was_a_mount_is_not_lost(tmp_path: Path) -> None:
@@ -322,7 +329,7 @@ def test_what_grew_in_place_before_the_folder_was_a_mount_is_not_lost(tmp_path: 
         journal = Copied(store, tmp_path / f"disk of {line}", clock)  # the node has moved, too
         journal.say(line)
         journal.flush()
-    assert progress.lines(disk, LAYOUT.log("me", "stdout.log")) == ["first", "second"]
+    assert said_in(progress.lines(disk, LAYOUT.log("me", "stdout.log"))) == ["first", "second"]
 
 
 @pytest.mark.parametrize("plant", ["fifo", "folder", "link", "unreadable"])
@@ -372,3 +379,25 @@ def test_a_segment_far_in_the_future_hides_nothing(tmp_path: Path) -> None:
     journal.round_done(record(0))
     journal.flush()
     assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0]
+
+
+def test_what_is_said_is_kept_with_its_time_and_shown_without(tmp_path: Path) -> None:
+    said: list[str] = []
+    clock = VirtualClock()
+    journal = Journal(tmp_path, LAYOUT, "me", clock, console=said.append)
+    journal.say("round 1\x1b[2J")
+    journal.error(ZeroDivisionError("of weights"))
+    assert said == ["round 1\\x1b[2J"]
+    [line] = (tmp_path / LAYOUT.log("me", "stdout.log")).read_text().splitlines()
+    assert unstamped(line) == (pytest.approx(clock.wall(), abs=1e-3), "round 1\\x1b[2J")
+    lines = (tmp_path / LAYOUT.log("me", "stderr.log")).read_text().splitlines()
+    assert said_in(lines)[-1] == "ZeroDivisionError: of weights"
+
+
+@pytest.mark.parametrize(
+    "line", ["", "no time", "2026-13-45T99:00:00.000Z x", "Z", "\udcff", "9" * 5000, "２０２６-11-17T08:41:12.345Z x"]
+)
+def test_a_line_without_a_time_is_a_line(line: str) -> None:
+    moment, text = unstamped(line)
+    assert text in (line, "x") and (moment is None or text == "x")
+    assert unstamped(stamped(0.25, line)) == (0.25, line)

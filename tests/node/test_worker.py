@@ -10,7 +10,7 @@ import pytest
 from rl_swarm.clock import Clock
 from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError
-from rl_swarm.node.worker import LAST_SAVE_SECONDS, WARNING_ROUNDS, Learner, Worker
+from rl_swarm.node.worker import LAST_SAVE_SECONDS, SAVED_SECONDS, WARNING_ROUNDS, Learner, Worker
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.rollout import Question, decode
 from rl_swarm.runs import progress
@@ -25,6 +25,7 @@ from tests.support.rows import metrics
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 LAYOUT = Layout("trial")
+EVALUATED = {"held_out": 0.125, "held_out_style_blind": 0.5}
 
 
 def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
@@ -153,12 +154,13 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
     saved, evaluated = [], []
 
     class Recording(StandInCheckpoints):
-        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> Path | None:
             saved.append(round)
+            return super().save(round, node_state, trainer_state)
 
     def evaluate() -> dict[str, float]:
         evaluated.append(worker.trainer.policy_version)
-        return {"held_out": 0.5}
+        return EVALUATED
 
     worker = make(
         MemoryStore(),
@@ -208,10 +210,10 @@ def test_a_full_disk_does_not_stop_training_but_the_end_insists(tmp_path: Path) 
     class FullDisk(StandInCheckpoints):
         full = True
 
-        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> Path | None:
             if self.full:
                 raise CheckpointError("no space left")
-            super().save(round, node_state, trainer_state)
+            return super().save(round, node_state, trainer_state)
 
     checkpoints, clock = FullDisk(), VirtualClock()
     worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=1)
@@ -231,12 +233,12 @@ def test_the_last_checkpoint_waits_for_room_unless_a_stop_is_asked_for(tmp_path:
     class FullForAWhile(StandInCheckpoints):
         tries = 0
 
-        def save(self, round: int, node_state: Any, trainer_state: Any) -> None:
+        def save(self, round: int, node_state: Any, trainer_state: Any) -> Path | None:
             self.tries += 1
             stop.requested = stopped
             if self.tries < 4:
                 raise CheckpointError("no space left")
-            super().save(round, node_state, trainer_state)
+            return super().save(round, node_state, trainer_state)
 
     checkpoints = FullForAWhile()
     worker = make(MemoryStore(), tmp_path, clock, checkpoints=checkpoints, checkpoint_interval=100, stop=stop)
@@ -258,7 +260,7 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
             return super().update(batch)
 
     def evaluate() -> dict[str, float]:
-        return {"held_out": 0.5}
+        return EVALUATED
 
     worker = make(
         MemoryStore(),
@@ -279,7 +281,7 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
 def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> None:
     stop = Stop()
     stop.requested = True
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda: {"held_out": 0.0}, eval_interval=1)
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), stop=stop, evaluate=lambda: EVALUATED, eval_interval=1)
     assert worker.run() == "stopped"
 
 
@@ -374,3 +376,57 @@ def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: 
     assert sum("most completions of peers counted for nothing" in line for line in said) == 1
     rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
     assert [(row["round"], row["rounds"]) for row in rows] == [(2 * WARNING_ROUNDS - 2, WARNING_ROUNDS)]
+
+
+def lines_of(worker: Worker) -> list[str]:
+    """Run a worker and return what it said, without the lines of its rounds."""
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    finish(worker)
+    return [line for line in said if not line.startswith("round ")]
+
+
+def test_it_says_what_happens_from_the_start_to_the_end_and_after_a_stop(tmp_path: Path) -> None:
+    stop, store, checkpoints = Stop(), MemoryStore(), StandInCheckpoints(tmp_path / "saved")
+
+    class Stopping(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            stop.requested = worker.trainer.policy_version == 3
+            return super().answer(questions, group_size, seed)
+
+    more = {"checkpoints": checkpoints, "evaluate": lambda: EVALUATED, "eval_interval": 100}
+    worker = make(store, tmp_path, VirtualClock(), policy=Stopping(), stop=stop, **more)
+    path = tmp_path / "saved" / "checkpoint.json"
+    assert lines_of(worker) == [
+        "new: 5 rounds",
+        "measuring accuracy on held-out questions before training",
+        "held-out accuracy at round 0: 12.5%, in any form 50.0%",
+        f"saved at round 3: {path}",
+        "stopped at round 3",
+    ]
+    again = make(store, tmp_path, VirtualClock(), **more)
+    assert lines_of(again) == ["resumed at round 3 of 5", f"saved at round 5: {path}", "complete: 5 rounds"]
+    started = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
+    assert [(row["resumed"], row["round"]) for row in started] == [(False, 0), (True, 3)]
+
+
+def test_of_many_checkpoints_it_tells_the_first_the_last_and_few_between(tmp_path: Path) -> None:
+    clock = VirtualClock()
+
+    class Slow(StandInTrainer):
+        def update(self, batch: Any) -> dict[str, float]:
+            clock.sleep(SAVED_SECONDS / 10)
+            return super().update(batch)
+
+    kept = StandInCheckpoints(tmp_path / "saved")
+    worker = make(MemoryStore(), tmp_path, clock, trainer=Slow(), checkpoints=kept, max_rounds=25, checkpoint_interval=1)
+    saved = [line.split(":")[0] for line in lines_of(worker) if line.startswith("saved")]
+    assert saved == [f"saved at round {number}" for number in (1, 11, 21, 25)]
+
+
+def test_a_latecomer_says_where_the_swarm_is(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for number in range(4):
+        announce(store, number)
+    assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["new: 5 rounds", "the swarm is at round 3: going on there"]

@@ -111,16 +111,17 @@ class StandInCheckpoints:
         self.folder = folder
         self.saved: str | None = None
 
-    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> Path | None:
         self.saved = json.dumps([round, node_state, trainer_state])
-        if self.folder:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                part = self.folder / "part"
-                part.write_text(self.saved)
-                part.replace(self.folder / "checkpoint.json")
-            except OSError as error:
-                raise CheckpointError(f"no checkpoint of round {round} could be written: {error}") from error
+        if self.folder is None:
+            return None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            part = self.folder / "part"
+            part.write_text(self.saved)
+            return part.replace(self.folder / "checkpoint.json")
+        except OSError as error:
+            raise CheckpointError(f"no checkpoint of round {round} could be written: {error}") from error
 
     def restore(self, apply: Callable[[int, dict[str, Any], dict[str, Any]], None]) -> int | None:
         found = self.newest()

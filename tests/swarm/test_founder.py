@@ -28,8 +28,8 @@ from rl_swarm.swarm.peers import Heartbeat, Registration
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds
 from rl_swarm.swarm.signatures import Signatures, sign
 from rl_swarm.tasks import tasks_version
-from rl_swarm.tools.ask import open_run
 from rl_swarm.tools.demo import unfinished
+from rl_swarm.tools.opening import open_run
 from tests.sim.drive_from_hell import File, Temper
 from tests.sim.simulation import LAYOUT, Machine, Scenario, Simulation, draw
 from tests.support.processes import LocalSwarm

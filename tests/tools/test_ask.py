@@ -30,7 +30,8 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.text import visible
 from rl_swarm.tools import ask as asking
-from rl_swarm.tools.ask import Answers, Trained, load_trained, open_run, show
+from rl_swarm.tools.ask import Answers, Trained, load_trained, show
+from rl_swarm.tools.opening import open_run
 from tests.support.tiny_models import chat_tokenizer, gpt2, llama, plain_tokenizer
 
 LAYOUT = Layout("trial")
@@ -202,7 +203,7 @@ def test_a_running_node_is_not_disturbed(trial: Trial, tmp_path: Path) -> None:
     (running.checkpoints / "round_000014.partial").write_bytes(b"being written")
     (running.checkpoints / "round_latest.pt").write_bytes(b"somebody's own")
     before = everything(trial.home), everything(Path(trial.store.root))
-    answers = asking.ask(trial.environment, {"node_id": "w1"}, QUESTION)
+    answers = asking.ask(open_run(trial.environment, {"node_id": "w1"}), QUESTION)
     assert (answers.node_id, answers.round) == ("w1", 10)
     assert (everything(trial.home), everything(Path(trial.store.root))) == before
     running.lock.close()
@@ -223,7 +224,7 @@ def test_both_models_answer_as_they_do_in_training(trial: Trial) -> None:
     trained = trial.policy(3)
     trial.save("w1", 10, trained)
     base = load_policy(load(trial.environment | {"MODEL_NAME": str(trial.models["llama"])}))
-    answers = asking.ask(trial.environment, {}, QUESTION)
+    answers = asking.ask(open_run(trial.environment, {}), QUESTION)
     assert [answers.base] == base.greedy([Question(QUESTION)])
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
     assert answers.base != answers.trained
@@ -235,7 +236,7 @@ def test_an_adapter_is_recognised_by_its_checkpoint(trial: Trial) -> None:
     trial.save("w1", 10, trained)
     found = trial.find()
     assert found.config.lora_rank == 3 and holds(found, trained)
-    answers = asking.ask(trial.environment, {}, QUESTION)
+    answers = asking.ask(open_run(trial.environment, {}), QUESTION)
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
     base = load_policy(load(trial.environment | {"MODEL_NAME": str(trial.models["llama"])}))
     assert [answers.base] == base.greedy([Question(QUESTION)]), "an adapter that was never trained does nothing"
@@ -245,12 +246,12 @@ def test_a_node_that_trains_another_model_than_the_experiment_is_asked_with_its_
     trained = trial.policy(3, "gpt2")
     trial.save("w1", 10, trained)
     with pytest.raises(OtherModel, match=r"the checkpoint of w1 at round 10: .* of .*llama.*: use the MODEL_NAME"):
-        asking.ask(trial.environment, {}, QUESTION)
-    assert asking.ask(trial.environment, {"model": str(trial.models["gpt2"])}, QUESTION).trained
+        asking.ask(open_run(trial.environment, {}), QUESTION)
+    assert asking.ask(open_run(trial.environment, {"model": str(trial.models["gpt2"])}), QUESTION).trained
     node = claim(load(trial.environment | {"NODE_ID": "w1"}), trial.experiment)
     node.remember_model(str(trial.models["gpt2"]))
     node.lock.close()
-    answers = asking.ask(trial.environment, {}, QUESTION)
+    answers = asking.ask(open_run(trial.environment, {}), QUESTION)
     assert [answers.trained] == trained.greedy([Question(QUESTION)])
 
 
@@ -335,10 +336,8 @@ def test_weights_of_another_model_change_nothing(trial: Trial) -> None:
 
 def test_questions_that_cannot_be_asked_are_refused(trial: Trial) -> None:
     trial.save("w1", 10, trial.policy(3))
-    with pytest.raises(ConfigError, match="the question must not be empty, got '  '"):
-        asking.ask(trial.environment, {}, "  ")
     with pytest.raises(ModelError, match="exceed the 512 tokens of context"):
-        asking.ask(trial.environment, {}, "long " * 500)
+        asking.ask(open_run(trial.environment, {}), "long " * 500)
 
 
 HOSTILE = Answers("why [b]?", "nano", "w1", 60, "[red]hi[/red] \x1b[31m\x07", "one\ntwo\u202e\tthree")

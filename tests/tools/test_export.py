@@ -31,7 +31,8 @@ from rl_swarm.runs.record import Evaluated
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tools import push
-from rl_swarm.tools.export import EXAMPLE, MARKER, Figures, card, collect, export_run, merged, write
+from rl_swarm.tools.export import EXAMPLE, MARKER, Figures, card, collect, earlier_files, export_run, merged, write
+from rl_swarm.tools.opening import open_run
 from rl_swarm.tools.push import hub_reason, make_pusher, repository_name, upload
 from tests.support.hub_stub import TOKEN, HubStub, hub, point_at
 from tests.support.tiny_models import policy
@@ -287,12 +288,12 @@ def test_the_newest_checkpoint_of_a_run_is_exported(rank: int, tmp_path: Path) -
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        export_run({}, {}, tmp_path / "taken")
-    figures = export_run(trial.environment, {}, tmp_path / "export")
+        earlier_files(tmp_path / "taken")
+    figures = export_run(open_run(trial.environment, {}), tmp_path / "export")
     assert (figures.node_id, figures.round, figures.base_model) == ("w1", 20, "llama")
     assert torch.equal(logits(loaded(tmp_path / "export")), logits(merged(trained.model)))
     assert json.loads((tmp_path / "export" / MARKER).read_text())["round"] == 20
-    assert export_run(trial.environment, {"node_id": "w2"}, tmp_path / "export").node_id == "w2"
+    assert export_run(open_run(trial.environment, {"node_id": "w2"}), tmp_path / "export").node_id == "w2"
 
 
 # Uploading, in this process
