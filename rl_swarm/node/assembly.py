@@ -61,6 +61,7 @@ class Node:
                 return loop()
             except Stopped:
                 self.journal.say("stopped before the first round")
+                self.journal.state("stopped", self.journal.doing[1])
                 return "stopped"
             except BaseException as failure:
                 self.journal.error(failure)
@@ -69,7 +70,10 @@ class Node:
                 self.close()
 
     def close(self) -> None:
-        """Publish what is pending and merge the journals, within the time limits that a launcher counts on."""
+        """Publish what is pending, say in a last heartbeat how the node ended, and merge the journals.
+
+        All that within the time limits that a launcher counts on.
+        """
         self.local.mark_stopping()
         self.journal.tell(self.news.take())
         self.journal.flush()

@@ -3,13 +3,14 @@
 The coordinator resumes from the newest round in the store, catches up with workers that went ahead, and never rewinds. Two
 coordinators do no harm: every round number is written once, and the one with the lower epoch stands down.
 
-Only valid documents of registered workers count as progress; reads of anything else in the folders are bounded. A worker that has
-submitted nothing yet is waited for in its first two whole rounds, and again once it has submitted.
+Only valid documents of registered workers count as progress; reads of anything else in the folders are bounded. Whom a round waits
+for is decided in `swarm/attendance.py`.
 """
 
 import contextlib
 import math
-from collections import Counter
+import shlex
+from collections.abc import Sequence
 
 from rl_swarm.clock import Pauses
 from rl_swarm.config import Config
@@ -17,16 +18,17 @@ from rl_swarm.errors import BadDocument, Refused, StoreAway
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.randomness import generator
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.attendance import Attendance
 from rl_swarm.swarm.membership import Membership
-from rl_swarm.swarm.peers import Liveness, newest_heartbeat, read_registration, registered
+from rl_swarm.swarm.peers import newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import FIRST_STAGE, MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
 
 POLL_SECONDS = 1.0  # longest pause between two looks at who has submitted
-LIVENESS_INTERVALS = 2  # a worker counts as live for this many round intervals after its last sign
+LONELY_SECONDS = 5.0  # without a worker, after which the coordinator says how to start one
 MOST_ASKED = 50  # nodes whose registration or heartbeat is read in one go
 MOST_DOUBLED = 8  # times that the pause between two reads of an unreadable registration doubles
-FIRST_ROUNDS = 2  # whole rounds that a worker may miss before its first reward
-LOOKED_BACK = 8  # earlier rounds that are searched for such a worker's first reward: it may be slow
+LOOKED_BACK = 8  # rounds in which a coordinator that resumes looks who takes part
 MOST_NAMED = 1000  # nodes in one announcement, which keeps it readable however many have registered
 MOST_PASSED = 10  # numbers taken by unusable files that are skipped at once; each later one costs the time of a round
 
@@ -43,17 +45,16 @@ class Coordinator:
         self.journal = journal
         self.stop = stop
         self.rounds = Rounds(self.store, self.layout, settings.max_rounds, self.signatures)
-        self.liveness = Liveness(self.clock, LIVENESS_INTERVALS * settings.round_interval)
+        self.attendance = Attendance(self.clock, settings.round_interval)
         self.session = member.session
+        self.address = experiments.address(self.store, member.experiment)
         self.epoch = 0
-        self.workers: set[str] = set()
         self._no_workers: dict[str, tuple[int, float]] = {}  # node → reads of its registration, and when to read it again
         self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were read
-        self._proven: set[str] = set()  # workers that have submitted since this process began
-        self._missed: Counter[str] = Counter()  # worker that has not submitted → whole rounds kept open for it
         self._passed = 0
         self._jitter = generator("poll", settings.node)
         self._next_roll_call = 0.0
+        self._lonely_since, self._called = math.inf, False  # without a worker, and whether that was said
 
     def run(self) -> str:
         """Announce rounds until the last one closes or a stop is requested; return the outcome."""
@@ -80,6 +81,8 @@ class Coordinator:
                 newest = self.rounds.survey()
                 self.epoch = min(self.rounds.epoch + 1, MOST_EPOCHS - 1)
                 self._roll_call()
+                if newest:
+                    self._look_back(range(newest.round, max(-1, newest.round - LOOKED_BACK), -1))
                 furthest = self._reached(newest.round if newest else -1)
                 break
             except StoreAway as away:
@@ -130,20 +133,22 @@ class Coordinator:
             session=self.session,
             epoch=self.epoch,
             opened_at=self.clock.wall(),
-            live=sorted(self.liveness.live() & self.workers)[:MOST_NAMED],
+            live=sorted(self.attendance.live())[:MOST_NAMED],
             submitted_before=sorted(self._done(number - 1))[:MOST_NAMED] if number else [],
         )
 
     def _keep_open(self, number: int) -> int:
         """Wait until the round may close; return its number, or a higher one that workers have reached."""
-        opened, there = self.clock.monotonic(), set(self.workers)
+        opened, looked = self.clock.monotonic(), False
+        self.attendance.opened(number)
         first_submission: float | None = None
         next_look = opened + self.settings.round_interval
         pauses = Pauses(self.clock, min(POLL_SECONDS, self.settings.round_interval / 20), self._jitter)
         while not self.stop.requested:
             try:
                 done = self._done(number)
-                self._take_signs(done, number)
+                self._take_signs(done, number, timed=looked)
+                looked = True
                 if self.clock.monotonic() >= next_look:
                     next_look = self.clock.monotonic() + self.settings.round_interval
                     furthest = self._reached(number)
@@ -152,10 +157,10 @@ class Coordinator:
                 now = self.clock.monotonic()
                 first_submission = first_submission or (now if done else None)
                 waiting_for = self._waiting_for(done, now - opened, now - first_submission if first_submission else None)
+                self._call_for_workers()
             except StoreAway as away:
                 waiting_for = f"the store: {away}"
             if not waiting_for:
-                self._note_missing((self.liveness.live() & there) - done)
                 return number
             self._state(f"waiting for {waiting_for}"[:200], number)
             pauses.pause()
@@ -166,62 +171,70 @@ class Coordinator:
         interval = self.settings.round_interval
         if self.settings.round_advance == "timer":
             return "" if open_seconds >= interval else "the timer"
-        missing = (self.liveness.live() & self.workers) - done
         if since_first is None:
-            return f"{len(missing)} workers" if missing else "workers: none is live, start one"
-        missing -= self._idle()
+            live = len(self.attendance.live())
+            return f"{live} workers" if live else "workers: none is live, start one"
+        missing = self.attendance.awaited() - done
         if not missing or since_first >= interval:
             return ""
         names = ", ".join(sorted(missing)[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         return f"{names} ({len(done)} submitted)"
 
-    def _take_signs(self, done: set[str], number: int) -> None:
-        self._proven |= done
-        for node_id in done:
-            self.liveness.sign(node_id, "reward", number)
+    def _take_signs(self, done: set[str], number: int, timed: bool) -> None:
+        for node_id in sorted(done):
+            self.attendance.submitted(node_id, number, timed)
+        self._ask(self.attendance.worth_asking(done))
         if self.clock.monotonic() >= self._next_roll_call:
             self._roll_call()
-            self._look_back(number)
-        for node_id in self._some((self.liveness.silent() & self.workers) - done):
-            sequence = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
-            if sequence is not None:
-                self.liveness.sign(node_id, "heartbeat", sequence)
+            self._look_back(self.attendance.recent())
+        elif done and not self.attendance.awaited() - done:  # the round may close, unless somebody is just one behind
+            self._look_back(self.attendance.recent()[:1])
+
+    def _ask(self, nodes: set[str]) -> None:
+        for node_id in self._some(nodes):
+            self.attendance.heard(node_id, newest_heartbeat(self.store, self.layout, node_id, self.signatures))
 
     def _roll_call(self) -> None:
-        """Find new registrations. A new worker counts as live from now on."""
+        """Find new registrations."""
         self._next_roll_call = self.clock.monotonic() + self.settings.round_interval / 10
-        for node_id in self._some(set(filter(self._may_look, registered(self.store, self.layout) - self.workers))):
+        unknown = registered(self.store, self.layout) - self.attendance.workers.keys()
+        for node_id in self._some(set(filter(self._may_look, unknown))):
             self._is_worker(node_id)
 
-    def _idle(self) -> set[str]:
-        """Workers that are no longer waited for, because they have submitted nothing."""
-        return {node_id for node_id, count in self._missed.items() if count >= FIRST_ROUNDS} - self._proven
+    def _look_back(self, numbers: Sequence[int]) -> None:
+        """Find rewards of earlier rounds, newest round first, which came when those were closed."""
+        for number in numbers:
+            if behind := self.attendance.behind(number):
+                for node_id in self._some(submitted(self.store, self.layout, number, FIRST_STAGE) & behind):
+                    if read_reward(self.store, self.layout, number, FIRST_STAGE, node_id, self.signatures):
+                        self.attendance.submitted(node_id, number)
 
-    def _note_missing(self, missing: set[str]) -> None:
-        new = missing - self._proven - self._idle()
-        self._missed.update(new)
-        if new:
-            self._next_roll_call = 0.0  # they may have submitted for an earlier round
-
-    def _look_back(self, number: int) -> None:
-        """Find late rewards of idle workers in earlier rounds."""
-        idle = self._idle()
-        for earlier in range(max(0, number - LOOKED_BACK), number if idle else 0):
-            for node_id in self._some(submitted(self.store, self.layout, earlier, FIRST_STAGE) & idle):
-                if read_reward(self.store, self.layout, earlier, FIRST_STAGE, node_id, self.signatures):
-                    self._proven.add(node_id)
+    def _call_for_workers(self) -> None:
+        """Say once how to start a worker when there has been none for some seconds."""
+        now = self.clock.monotonic()
+        if self.attendance.live():
+            self._lonely_since, self._called = math.inf, False
+            return
+        self._lonely_since = min(self._lonely_since, now)
+        if self._called or now - self._lonely_since < LONELY_SECONDS:
+            return
+        self._roll_call()
+        self._ask(set(self.attendance.workers))
+        if not self.attendance.live():
+            self._called = True
+            line = f"no worker is there: start one in another terminal with: rl-swarm join {shlex.quote(self.address)}"
+            self.journal.note("no_workers", line)
 
     def _may_look(self, node_id: str) -> bool:
         return self.clock.monotonic() >= self._no_workers.get(node_id, (0, 0.0))[1]
 
     def _is_worker(self, node_id: str) -> bool:
         """Whether a node has registered as a worker. A valid registration is read once, any other one less and less often."""
-        if node_id in self.workers or not self._may_look(node_id):
-            return node_id in self.workers
+        if node_id in self.attendance.workers or not self._may_look(node_id):
+            return node_id in self.attendance.workers
         registration = read_registration(self.store, self.layout, node_id, self.signatures)
         if registration and registration.node_role == "worker":
-            self.workers.add(node_id)
-            self.liveness.sign(node_id, "registration", 0)
+            self.attendance.meet(node_id)
             return True
         tries = min(self._no_workers.get(node_id, (0, 0.0))[0] + 1, MOST_DOUBLED)
         pause = math.inf if registration else 2**tries * self.settings.round_interval / 40
@@ -234,8 +247,9 @@ class Coordinator:
             self._submitted = (number, set())
         done = self._submitted[1]
         named = submitted(self.store, self.layout, number, FIRST_STAGE) - done
-        known = self._some(named & self.workers)
-        for node_id in known + self._some(set(filter(self._may_look, named - self.workers)))[: MOST_ASKED - len(known)]:
+        workers = self.attendance.workers.keys()
+        known = self._some(named & workers)
+        for node_id in known + self._some(set(filter(self._may_look, named - workers)))[: MOST_ASKED - len(known)]:
             if self._is_worker(node_id) and read_reward(self.store, self.layout, number, FIRST_STAGE, node_id, self.signatures):
                 done.add(node_id)
         return done

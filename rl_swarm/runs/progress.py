@@ -14,7 +14,7 @@ from rl_swarm.runs.record import Round, State, by_round, valid
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
-from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_heartbeat, read_registration
+from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.standing import MOST_TOLD, Mute
@@ -189,8 +189,7 @@ def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatur
     doing, since, number = "registered", None, -1
     for state in states[-1:]:
         doing, since, number = one_line(state.data.doing), state.timestamp, state.data.round
-    sequence = newest_heartbeat(store, layout, node_id, signatures)
-    beat = read_heartbeat(store, layout, node_id, sequence, signatures) if sequence is not None else None
+    beat = newest_heartbeat(store, layout, node_id, signatures)
     if beat and beat.sent_at > (since or 0):
         signs.append(beat.sent_at)
         if one_line(beat.doing) != doing:

@@ -14,7 +14,7 @@ from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
 from rl_swarm.identity import Identity, allowed_keys, can_check
 from rl_swarm.rollout import GROUP_LIMITS
-from rl_swarm.store import Store
+from rl_swarm.store import Store, folder_of
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.signatures import Signatures, sign, signer
 from rl_swarm.tasks import canonical, tasks_of
@@ -143,7 +143,10 @@ def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatur
 
 def address(store: Store, experiment: Experiment) -> str:
     """The address that others join with. It includes the id: the founder may have signed an older experiment of this name."""
-    return f"{store.url}/{experiment.experiment}#{experiment.key}-{experiment.experiment_id}"
+    folder = folder_of(store.url)
+    place = folder.absolute() if folder else store.url
+    signed = f"#{experiment.key}-{experiment.experiment_id}" if experiment.key else ""
+    return f"{place}/{experiment.experiment}{signed}"
 
 
 def all_announcers(experiment: Experiment) -> frozenset[str]:

@@ -16,7 +16,7 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.copies import Copies
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import Pulse, Registration, register
+from rl_swarm.swarm.peers import BEAT_SHARE, Pulse, Registration, register
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.signatures import Signatures
@@ -95,7 +95,7 @@ def enter(
         folder / "spool",
         clock,
         beat=lambda: pulse.beat(*doing()),
-        beat_seconds=max(1.0, config.round_interval / 2),
+        beat_seconds=max(1.0, config.round_interval / BEAT_SHARE),
         background=background,
         mine=signatures.reclaims,
         copy=copies.bring,

@@ -1,13 +1,14 @@
-"""Who is in the swarm and who is live.
+"""Who is in the swarm, and what each node says of itself.
 
-A node registers once and sends a numbered heartbeat after a long silence. Liveness is judged by the observer's own clock since it
-last saw *something new* of a node; clocks of two machines are never compared.
+A node registers once and sends a numbered heartbeat after a long silence, and a last one when it leaves.
 """
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Annotated
 
 import msgspec
@@ -29,6 +30,9 @@ MOST_BEATS = 10**9  # heartbeats with a higher number are ignored
 BEATS_LEFT = 10**6  # a node does not continue from a number this close to the limit: a stranger made it up
 MOST_CLEARED = 16  # heartbeats that are examined at once for this node's signature
 TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
+BEAT_SHARE = 2  # a node that publishes nothing sends a heartbeat this many times in a round interval
+PACE_ROUNDS = 5  # rounds that a node's pace is taken from
+FLOOR_SHARE = 20  # of a round interval: the least that a node may be late, since listings and polls take time
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -105,13 +109,11 @@ def heartbeat_numbers(store: Store, layout: Layout, node_id: str) -> set[int]:
     return {number for number in recognised(sequence_of_file, store.list(layout.heartbeats(node_id))) if number < MOST_BEATS}
 
 
-def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> int | None:
-    """The number of the newest heartbeat; where everybody signs, of the newest few that the node itself has signed."""
-    numbers = sorted(heartbeat_numbers(store, layout, node_id), reverse=True)
-    if signatures and signatures.required:
-        some = numbers[: 2 * KEPT_BEATS]
-        return next((number for number in some if read_heartbeat(store, layout, node_id, number, signatures)), None)
-    return numbers[0] if numbers else None
+def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Heartbeat | None:
+    """The newest heartbeat that can be believed, of the few with the highest numbers: a node keeps two."""
+    numbers = sorted(heartbeat_numbers(store, layout, node_id), reverse=True)[: 2 * KEPT_BEATS]
+    beats = (read_heartbeat(store, layout, node_id, number, signatures) for number in numbers)
+    return next((beat for beat in beats if beat), None)
 
 
 def read_heartbeat(
@@ -232,24 +234,25 @@ class Pulse:
         return True
 
 
-class Liveness:
-    """When each node last showed something new, on this observer's clock."""
+def has_left(doing: str) -> bool:
+    """Whether a node that says this of itself has ended and will not come before it is started again."""
+    return doing in ("complete", "stopped", "stood down") or doing.startswith("failed: ")
 
-    def __init__(self, clock: Clock, limit_seconds: float) -> None:
-        self.clock = clock
-        self.limit_seconds = limit_seconds
-        self._marks: dict[tuple[str, str], int] = {}
-        self._seen: dict[str, float] = {}
 
-    def sign(self, node_id: str, kind: str, mark: int) -> None:
-        """Note a numbered sign of one kind; only a higher number than before is a sign of life."""
-        if mark > self._marks.get((node_id, kind), -1):
-            self._marks[node_id, kind] = mark
-            self._seen[node_id] = self.clock.monotonic()
+def patience(paces: Sequence[float], interval: float) -> float:
+    """How long to wait for a node whose last rounds took these times: the usual time, and as much again or a little."""
+    usual = median(paces)
+    return usual + max(usual, interval / FLOOR_SHARE)
 
-    def live(self) -> set[str]:
-        return {node for node, seen in self._seen.items() if self.clock.monotonic() - seen < self.limit_seconds}
 
-    def silent(self) -> set[str]:
-        """Nodes not heard of for half the limit: worth asking the store for a heartbeat."""
-        return {node for node, seen in self._seen.items() if self.clock.monotonic() - seen >= self.limit_seconds / 2}
+def silent_since(ends: Sequence[float], last_sign: float, now: float, interval: float) -> float | None:
+    """When a running node fell silent; None while it is not later than its own pace allows.
+
+    For views. `ends` are the times at which the node recorded its last rounds, in order (`timestamp` of the rows in its metrics);
+    it may be empty. `last_sign` is the newest time of anything that it wrote: a row, an event, a heartbeat. `interval` is
+    COORDINATOR_ROUND_INTERVAL. Ask only about a node that has not left (`has_left(doing)`), and show
+    `silent for {now - result}`. `now` should be of the node's own machine, or the result is off by what the clocks differ.
+    """
+    paces = [after - before for before, after in pairwise(ends[-PACE_ROUNDS - 1 :])]
+    between_beats = interval / BEAT_SHARE + interval / FLOOR_SHARE  # in a long step a node sends nothing but heartbeats
+    return last_sign if now - last_sign > max(between_beats, patience(paces or [interval / 2], interval)) else None

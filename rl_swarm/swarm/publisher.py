@@ -7,6 +7,7 @@ store.
 """
 
 import contextlib
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class Publisher:
     def __post_init__(self) -> None:
         self.counters: Counter[str] = Counter()
         self.away = False
-        self._last_sent = self._last_beat = self.clock.monotonic()
+        self._last_sent, self._last_beat = self.clock.monotonic(), -math.inf  # the first heartbeat says that the node is back
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob(f"*{REFUSED}"):  # somebody may have repaired the store since
             path.rename(path.with_suffix(""))
@@ -99,9 +100,9 @@ class Publisher:
                 while (path := self._take_next()) is not None:
                     self._send(path)
                 self.copy(self._closing)
+                self._beat_if_due()
                 if self._upload:
                     self._send_large(self._upload)
-                self._beat_if_due()
             except (StoreAway, NotFound):  # a document that exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away = True
@@ -210,10 +211,13 @@ class Publisher:
         self.tell(f"{error}; what was to be published as {key} is kept in {where}, and tried again at the next start")
 
     def _beat_if_due(self) -> None:
-        """Send a heartbeat after a silence, and now and then in any case: heartbeats reveal a name that is used twice."""
+        """Send a heartbeat at the start, after a silence, and at the end, where it says how the node ended.
+
+        Also now and then in any case: heartbeats reveal a name that is used twice.
+        """
         now = self.clock.monotonic()
         silent, late = now - self._last_sent >= self.beat_seconds, now - self._last_beat >= BUSY_BEATS * self.beat_seconds
-        if not self.beat or not (silent or late):
+        if not self.beat or not (silent or late or self._closing):
             return
         try:
             self.beat()

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,82 +91,140 @@ def test_a_round_closes_when_all_live_workers_have_submitted(tmp_path: Path) -> 
     assert (current.round, current.status) == (2, "complete")
 
 
-def test_a_missing_worker_costs_one_interval_a_round_until_it_is_no_longer_live(tmp_path: Path) -> None:
-    store = MemoryStore()
-    join(store, "a", "dead")
-    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
-    coordinator = make(store, clock, tmp_path, max_rounds=20)
-    coordinator.run()
-    assert announced(store) == list(range(20))
-    assert 120 < clock.elapsed < 200
+class Played:
+    """Workers that each need `seconds` for a round and take the newest one when they are free; `lasted` is how long rounds did.
+
+    A worker plays no round beyond the one in `until`.
+    """
+
+    def __init__(self, store: MemoryStore, clock: Scripted, seconds: dict[str, float], until: dict[str, int] | None = None) -> None:
+        self.store, self.clock, self.seconds, self.until = store, clock, seconds, until or {}
+        self.submit: Callable[[int, str], None] = lambda number, name: submit(store, number, name)
+        self.opened: dict[int, float] = {}
+        self.playing: dict[str, tuple[int, float]] = {}
+        self.done: dict[str, int] = {}
+        clock.script = self.play
+
+    def play(self) -> None:
+        number = newest(self.store).round
+        self.opened.setdefault(number, self.clock.elapsed)
+        for name, seconds in self.seconds.items():
+            if self.done.get(name, -1) < number <= self.until.get(name, number):
+                self.playing.setdefault(name, (number, self.clock.elapsed))
+            chosen, began = self.playing.get(name, (0, math.inf))
+            if self.clock.elapsed - began >= seconds:
+                self.submit(chosen, name)
+                self.done[name] = chosen
+                del self.playing[name]
+
+    @property
+    def lasted(self) -> dict[int, float]:
+        return {number: self.opened[number + 1] - self.opened[number] for number in self.opened if number + 1 in self.opened}
 
 
-def test_a_heartbeat_keeps_a_slow_worker_live(tmp_path: Path) -> None:
-    store = MemoryStore()
-    join(store, "a", "slow")
-    clock = Scripted()
-    pulse = Pulse(store, LAYOUT, "slow", clock)
-
-    def script() -> None:
-        number = newest(store).round
-        submit(store, number, "a")
-        if number:
-            submit(store, number - 1, "slow")  # always too late
-        if int(clock.elapsed) % 30 == 0:
-            pulse.beat("training", 0)
-
-    clock.script = script
-    make(store, clock, tmp_path, max_rounds=10).run()
-    assert clock.elapsed > 9 * 55
-    assert newest(store).live == ["a", "slow"]
+def longer_than(seconds: float, played: Played) -> list[int]:
+    return [number for number, lasted in played.lasted.items() if lasted > seconds]
 
 
-def test_a_worker_that_only_beats_is_waited_for_in_its_first_two_rounds(tmp_path: Path) -> None:
-    store = MemoryStore()
-    join(store, "a", "sleeper")
-    clock = Scripted()
-    pulse = Pulse(store, LAYOUT, "sleeper", clock)
-    opened: dict[int, float] = {}
-
-    def script() -> None:
-        number = newest(store).round
-        opened.setdefault(number, clock.elapsed)
-        if clock.elapsed - opened[number] >= 10:
-            submit(store, number, "a", *["late"] * (number >= 12))
-        if number >= 10:
-            join(store, "late")
-        if int(clock.elapsed) % 10 == 0:
-            pulse.beat("training", 0)
-
-    clock.script = script
-    make(store, clock, tmp_path, max_rounds=20).run()
-    lasted = [opened[number + 1] - opened[number] for number in range(19)]
-    assert [number for number, seconds in enumerate(lasted) if seconds > 30] == [0, 1, 10, 11]
-    assert "sleeper" in newest(store).live, "it is there, and may still submit"
-
-
-def test_a_worker_that_was_given_up_is_waited_for_again_once_it_has_submitted(tmp_path: Path) -> None:
-    store = MemoryStore()
-    join(store, "a", "loads")
-    clock = Scripted()
+def test_who_has_never_submitted_holds_up_no_round(tmp_path: Path) -> None:
+    """Neither a registration nor heartbeats count: a node may take minutes to load its model, and a stranger may only pretend."""
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "loads", "dead")
     pulse = Pulse(store, LAYOUT, "loads", clock)
-    opened: dict[int, float] = {}
+    played = Played(store, clock, {"a": 10})
 
     def script() -> None:
-        number = newest(store).round
-        opened.setdefault(number, clock.elapsed)
-        if clock.elapsed - opened[number] >= 10:
-            submit(store, number, "a")
-        if clock.elapsed > 200:
-            submit(store, max(0, number - 4), "loads")  # a reward that comes four rounds late
-        if int(clock.elapsed) % 10 == 0:
-            pulse.beat("loading", 0)
+        played.play()
+        pulse.beat("generating", newest(store).round)
 
     clock.script = script
     make(store, clock, tmp_path, max_rounds=20).run()
-    lasted = [opened[number + 1] - opened[number] for number in range(19)]
-    long = [number for number, seconds in enumerate(lasted) if seconds > 30]
-    assert long[:2] == [0, 1] and long[2] > 5 and long[2:] == list(range(long[2], 19))
+    assert longer_than(12, played) == []
+    assert newest(store).live == ["a", "loads"]
+
+
+def test_a_worker_counts_from_its_first_reward_on_though_it_came_late(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "slow")
+    played = Played(store, clock, {"a": 10, "slow": 25})
+    make(store, clock, tmp_path, max_rounds=10).run()
+    assert longer_than(12, played) == list(range(2, 9)), "its first reward came in the third round"
+    assert max(played.lasted.values()) < 40 and all(24 < played.lasted[number] < 27 for number in range(3, 9))
+
+
+@pytest.mark.parametrize(("slow", "longest"), [(40, 42), (55, 57), (150, 7)])
+def test_a_slow_worker_is_waited_for_if_it_can_come_within_an_interval(tmp_path: Path, slow: int, longest: int) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "slow")
+    played = Played(store, clock, {"a": 5, "slow": slow})
+    make(store, clock, tmp_path, max_rounds=60).run()
+    assert all(longest - 3 < played.lasted[number] < longest for number in range(20, 59))
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 20])
+def test_silence_is_judged_by_a_workers_own_pace_and_costs_as_much_again_once(tmp_path: Path, seconds: int) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "b", "silent")
+    played = Played(store, clock, {"a": 10, "b": 10, "silent": seconds}, until={"silent": 14})
+    make(store, clock, tmp_path, max_rounds=20).run()
+    usual, lasted = max(10, seconds), played.lasted
+    assert all(usual <= lasted[number] < usual + 2 for number in range(10, 15))
+    assert lasted[15] < max(10, 2 * seconds) + 3
+    assert all(lasted[number] < 12 for number in range(16, 19))
+
+
+@pytest.mark.parametrize("doing", ["stopped", "complete", "failed: ValueError: x"])
+def test_a_worker_that_says_it_left_is_not_waited_for_until_its_next_reward(tmp_path: Path, doing: str) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "leaves")
+    pulse = Pulse(store, LAYOUT, "leaves", clock)
+    played = Played(store, clock, {"a": 10, "leaves": 20}, until={"leaves": 4})
+
+    def script() -> None:
+        if newest(store).round == 5 and "leaves" in played.until:
+            pulse.beat(doing, 5)
+        if newest(store).round == 12 and played.until.pop("leaves", None):
+            pulse.beat("starting", -1)
+        played.play()
+
+    clock.script = script
+    make(store, clock, tmp_path, max_rounds=30).run()
+    lasted = played.lasted
+    assert 20 <= lasted[5] < 22, "it is asked when its reward is overdue"
+    assert all(lasted[number] < 12 for number in range(6, 13))
+    assert all(18 < lasted[number] < 22 for number in range(25, 29)), "what it said before its reward is outdated"
+
+
+def test_nobody_else_can_say_that_a_worker_left_that_signs(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    signed = Signed(store, tmp_path)
+    keys = {name: Signatures(load_identity(str(tmp_path / f"{name}.pem"))) for name in ("a", "stranger")}  # nothing is required
+    signed.join("a")
+    join(store, "b")
+    played = Played(store, clock, {"a": 20, "b": 10})
+    played.submit = lambda number, name: signed.submit(number, name) if name == "a" else submit(store, number, name)
+    pulses = [Pulse(store, LAYOUT, "a", clock, signatures=keys[name]) for name in ("a", "stranger")]
+
+    def script() -> None:
+        pulses[0].beat("generating", newest(store).round)
+        pulses[1].beat("stopped", newest(store).round)
+        played.play()
+
+    clock.script = script
+    make(store, clock, tmp_path, signatures=Signatures(), max_rounds=8).run()
+    assert all(19 < played.lasted[number] < 22 for number in range(3, 7))
+
+
+def test_a_coordinator_that_resumes_knows_who_takes_part(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "slow", "gone", "never")
+    for number in range(20):
+        Rounds(store, LAYOUT).announce(Announcement(number, "boss", "s", 1, 0.0, [], []))
+        submit(store, number, *(["a", "slow", "gone"] if number < 19 else ["a", "gone"] if number < 5 else []))
+    Pulse(store, LAYOUT, "gone", clock).beat("stopped", 19)
+    played = Played(store, clock, {"a": 5, "slow": 20})
+    make(store, clock, tmp_path, max_rounds=24).run()
+    assert all(19 < lasted < 22 for lasted in played.lasted.values()) and len(played.lasted) == 4
 
 
 def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:
@@ -182,6 +241,26 @@ def test_without_workers_it_waits_and_says_so(tmp_path: Path) -> None:
     assert announced(store) == [0]
     assert coordinator.journal.doing[0] == "stopped"
     assert any("none is live" in str(row["data"]) for row in progress_events(coordinator))
+
+
+@pytest.mark.parametrize("advance", ["hybrid", "timer"])
+def test_after_some_seconds_without_a_worker_it_says_once_how_to_start_one(tmp_path: Path, advance: str) -> None:
+    store, clock, said = MemoryStore(), Scripted(), list[tuple[float, str]]()
+    join(store, "stopped yesterday"[:7])
+    Pulse(store, LAYOUT, "stopped", clock).beat("stopped", 3)
+    coordinator = make(store, clock, tmp_path, max_rounds=1000, round_advance=advance)
+    coordinator.journal.console = lambda line: said.append((clock.elapsed, line))
+
+    def script() -> None:
+        coordinator.stop.requested = clock.elapsed > 500
+        if 100 < clock.elapsed < 110:
+            join(store, "comes")
+
+    clock.script = script
+    coordinator.run()
+    calls = [(seconds, line) for seconds, line in said if "no worker" in line]
+    assert [round(seconds, -1) for seconds, _ in calls] == [10, 230], "again when the one that came has shown nothing for long"
+    assert calls[0][0] < 8 and calls[0][1].endswith(f"with: rl-swarm join {store.url}/trial")
 
 
 def test_the_timer_closes_a_round_whatever_was_submitted(tmp_path: Path) -> None:
@@ -332,16 +411,15 @@ def test_thousands_of_made_up_registrations_cost_a_few_reads_at_a_time(tmp_path:
     coordinator = make(store, clock, tmp_path)
     coordinator._roll_call()
     assert store.counts["get"] == MOST_ASKED and store.counts["list"] == 1
-    while len(coordinator.workers) < 1_200:
+    while len(coordinator.attendance.workers) < 1_200:
         coordinator._roll_call()
+    assert len(coordinator._opening(0).live) == MOST_NAMED
     clock.sleep(100.0)
     coordinator._next_roll_call = clock.monotonic() + 1.0
     before = store.counts.copy()
-    coordinator._take_signs(set(), 0)
+    coordinator._take_signs(set(), 0, True)
     assert store.counts["list"] - before["list"] == MOST_ASKED
-    for node_id in coordinator.workers:
-        coordinator.liveness.sign(node_id, "heartbeat", 1)
-    assert len(coordinator._opening(0).live) == MOST_NAMED
+    assert coordinator.attendance.awaited() == set()
 
 
 def test_a_stranger_who_takes_over_writes_no_escape_codes_into_the_console(tmp_path: Path) -> None:
@@ -423,10 +501,11 @@ def test_a_reward_is_read_once(tmp_path: Path) -> None:
 
     read, store = list[str](), Noting()
     join(store, "a", "slow")
-    clock = Scripted(lambda: submit(store, newest(store).round, "a"))
-    make(store, clock, tmp_path, max_rounds=5).run()
-    assert clock.elapsed > 60
-    assert {key: read.count(key) for key in read if "/rewards/" in key} == {LAYOUT.reward(number, "a"): 1 for number in range(5)}
+    clock = Scripted()
+    Played(store, clock, {"a": 5, "slow": 20})
+    make(store, clock, tmp_path, max_rounds=10).run()
+    rewards = {key: read.count(key) for key in read if "/rewards/" in key}
+    assert {LAYOUT.reward(number, "a") for number in range(10)} < rewards.keys() and set(rewards.values()) == {1}
 
 
 @pytest.mark.parametrize("epoch", [10**15 - 1, 999_999])
@@ -489,7 +568,7 @@ def test_a_registration_that_is_none_is_looked_at_less_and_less_often(tmp_path: 
     clock.script = script
     assert coordinator.run() == "stopped"
     assert store.counts["bytes_in"] < 40 * 1_000 * 16, "and not at each of 500 looks"
-    assert coordinator.workers == {"late"}
+    assert coordinator.attendance.workers.keys() == {"late"}
 
 
 # Where rounds are signed

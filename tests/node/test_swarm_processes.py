@@ -3,13 +3,15 @@
 import signal
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 
 import pytest
 
 from rl_swarm.document import seal
 from rl_swarm.rollout import decode
 from rl_swarm.runs.progress import events
-from rl_swarm.swarm.rounds import Announcement
+from rl_swarm.swarm.rounds import Announcement, Rounds
 from tests.support.processes import LocalSwarm
 
 ROUNDS = 15
@@ -133,3 +135,31 @@ def test_what_a_stranger_makes_up_does_not_move_the_swarm(local_swarm: Make) -> 
         assert swarm.metrics(name)[-1]["round"] == 7
     assert swarm.console("boss").count("is taken by a file that cannot be used") == 1
     assert "coordinator complete at round 7" in swarm.console("boss")
+
+
+def lasted(swarm: LocalSwarm, first: int, last: int) -> list[float]:
+    """Seconds that rounds were open, on the coordinator's clock."""
+    rounds = Rounds(swarm.store, swarm.layout)
+    return [after - before for before, after in pairwise(rounds.read(number).opened_at for number in range(first, last + 2))]
+
+
+@pytest.mark.slow
+def test_no_round_waits_for_who_stopped_fell_silent_or_still_loads(local_swarm: Make) -> None:
+    own_round = 4.0
+    swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=30, NUM_TRAIN_SAMPLES=2, STANDIN_SECONDS=own_round)
+    names = ("w1", "w2", "stops", "freezes", "dies")
+    workers = {"boss": swarm.start("boss", "coordinator")} | {name: swarm.start(name) for name in names}
+    swarm.wait_for_reward(5)
+    workers["stops"].send_signal(signal.SIGTERM)
+    workers["freezes"].send_signal(signal.SIGSTOP)
+    workers["dies"].kill()
+    swarm.start("loads", STANDIN_LOAD_SECONDS=1000)
+    last = max(swarm.announced())
+    swarm.wait_for_reward(last + 5, 300)
+    before, after = lasted(swarm, 2, last - 1), lasted(swarm, last, last + 4)
+    workers["freezes"].send_signal(signal.SIGCONT)
+    print(f"rounds of {own_round} s lasted {before}, and {after} from the one in which one stopped, two fell silent and one loads")
+    assert median(before) < own_round + 1.5, "all are waited for, and nobody longer than needed"
+    assert max(after) - median(before) < own_round + 1.5
+    assert max(after[2:]) < own_round + 1.5, "once, and not again"
+    assert "stops" not in Rounds(swarm.store, swarm.layout).read(last + 5).live

@@ -10,6 +10,8 @@ was told: a gather that was lied to may come back short, one that was not may no
     twice       no weights contain an external rollout twice, or one round twice
     waiting     no node waits longer than its patience, and none for ever; a round is closed at the first look that comes an
                 interval after its first reward was seen, whoever is missing
+    held_up     after its first reward no round is kept open for a worker that has never submitted, or that is later than its usual
+                time by as much again on the coordinator's clock
     resumed     a node that comes back is what its newest checkpoint says it was
     achieved    the journal says exactly what was trained on
     retention   nothing is removed that a window still needs
@@ -18,9 +20,11 @@ was told: a gather that was lied to may come back short, one that was not may no
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rl_swarm.document import unseal
@@ -46,6 +50,7 @@ INVARIANTS = (
     "heard",
     "twice",
     "waiting",
+    "held_up",
     "resumed",
     "achieved",
     "retention",
@@ -68,6 +73,8 @@ class Life:
     opened: int = -1
     first_reward: float | None = None  # when a coordinator first saw one for the round that it keeps open
     overdue: bool = False
+    openings: dict[int, float] = field(default_factory=dict)  # round → when a coordinator began to keep it open
+    noticed: dict[str, list[tuple[float, int, bool]]] = field(default_factory=dict)  # worker → when it saw which rewards, timed?
     frozen: float = 0.0
     killed: bool = False
     rows: list[Round] = field(default_factory=list)
@@ -277,7 +284,8 @@ class Witness:
         _wrap(coordinator, "_begin", lambda begin: self._beginning(life, store, begin))
         _wrap(coordinator, "_announce", lambda announce, wanted: self._announcing(life, coordinator, announce, wanted))
         _wrap(coordinator, "_keep_open", lambda keep_open, number: self._keeping_open(life, keep_open, number))
-        _wrap(coordinator, "_waiting_for", lambda waiting_for, *rest: self._looking(life, waiting_for, *rest))
+        _wrap(coordinator, "_waiting_for", lambda waiting_for, *rest: self._looking(life, coordinator, waiting_for, *rest))
+        _wrap(coordinator.attendance, "submitted", lambda submitted, *rest: self._noticing(life, submitted, *rest))
 
     def _beginning(self, life: Life, store: DriveFromHell, begin: Callable[[], int]) -> int:
         lies = store.lies
@@ -307,14 +315,52 @@ class Witness:
 
     def _keeping_open(self, life: Life, keep_open: Callable[[int], int], number: int) -> int:
         life.first_reward, life.overdue = None, False
+        life.openings[number] = self.baton.now
         return keep_open(number)
 
-    def _looking(self, life: Life, waiting_for: Callable[..., str], done: set[str], *seconds: float | None) -> str:
+    def _looking(
+        self,
+        life: Life,
+        coordinator: Coordinator,
+        waiting_for: Callable[..., str],
+        done: set[str],
+        *seconds: float | None,
+    ) -> str:
         """The end of a look at which the store answered all that was asked; it is the last of its round if that is overdue."""
         self.check("waiting", not life.overdue, life.node_id, f"keeps round {life.opened} open an interval after its first reward")
         life.first_reward = self.baton.now if life.first_reward is None and done else life.first_reward
         life.overdue = life.first_reward is not None and self.baton.now - life.first_reward >= self.interval
-        return waiting_for(done, *seconds)
+        said = waiting_for(done, *seconds)
+        if said and done and self.scenario.advance == "hybrid":
+            for node_id in coordinator.attendance.awaited() - done:
+                self._judge_wait(life, node_id)
+        return said
+
+    def _noticing(self, life: Life, submitted: Callable[..., None], node_id: str, number: int, timed: bool = True) -> None:
+        noticed = life.noticed.setdefault(node_id, [])
+        if not noticed or number > noticed[-1][1]:
+            noticed.append((self.baton.now, number, timed and number in life.openings))
+        submitted(node_id, number, timed)
+
+    def _judge_wait(self, life: Life, node_id: str) -> None:
+        """A round waits for this worker: it must have submitted, and its next reward may still come, as far as can be known."""
+        submitted = [
+            name for name in self.handed_over if name.startswith(self.layout.rewards) and name.endswith(f"/{node_id}.json")
+        ]
+        self.check("held_up", bool(submitted), life.node_id, f"waits for {node_id}, which has never submitted")
+        first_opening = min(life.openings.values())
+        paces, before, last = list[float](), -math.inf, -1
+        for moment, number, timed in life.noticed.get(node_id, ()):
+            if timed:
+                paces.append(moment - max(life.openings[number], before))
+            before, last = moment if moment >= first_opening else before, number
+        usual = median(paces[-5:]) if paces else self.interval / 2
+        begins = max(before, min((at for number, at in life.openings.items() if number > last), default=math.inf))
+        late = self.baton.now - begins
+        allowed = usual + max(usual, self.interval / 20)
+        self.check(
+            "held_up", late <= allowed + 1e-6, life.node_id, f"waits {late:.1f} s for {node_id}, which usually takes {usual:.1f} s"
+        )
 
     # What befell them
 

@@ -3,6 +3,7 @@
 They prove that the simulation can see: if no invariant catches a mutation, the invariants are too weak.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.runs.measures import batch_figures
 from rl_swarm.store.base import Store
 from rl_swarm.swarm import pace as pace_module
+from rl_swarm.swarm.attendance import Attendance
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.publisher import Publisher
@@ -154,9 +156,24 @@ def endless_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def coordinator_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def waiting_for(self: Coordinator, done: set[str], open_seconds: float, since_first: float | None) -> str:
-        return ", ".join(sorted(self.workers - done)) or ("" if done else "workers")
+        return ", ".join(sorted(self.attendance.workers.keys() - done)) or ("" if done else "workers")
 
     monkeypatch.setattr(Coordinator, "_waiting_for", waiting_for)
+
+
+def newcomers_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attendance, "awaited", Attendance.live)
+
+
+def silence_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Attendance.opened
+
+    def opened(self: Attendance, number: int) -> None:
+        for worker in self.workers.values():
+            worker.begins = math.inf
+        original(self, number)
+
+    monkeypatch.setattr(Attendance, "opened", opened)
 
 
 def used_rollouts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +278,10 @@ MUTATIONS = [
     Mutation(
         "waits_for_all", "the coordinator waits for every worker ever seen", coordinator_waits_for_all, frozenset({"waiting"}), 1
     ),
+    Mutation(
+        "newcomers_awaited", "the coordinator waits for who has never submitted", newcomers_awaited, frozenset({"held_up"}), 1
+    ),
+    Mutation("silence_forgiven", "a silent worker is waited for in every round", silence_forgiven, frozenset({"held_up"}), 1),
     Mutation("used_forgotten", "what was trained on is not remembered", used_rollouts_forgotten, frozenset({"twice"}), 1),
     Mutation("used_not_saved", "what was trained on is not in the checkpoint", used_rollouts_not_saved, frozenset({"twice"}), 1),
     Mutation(

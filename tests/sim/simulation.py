@@ -47,6 +47,7 @@ from tests.support.clocks import VirtualClock
 from tests.support.standins import TASKS_VERSION, StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 INTERVAL = 20.0
+LONGEST_LOAD = 2 * INTERVAL  # seconds between the registration of a worker and its first round
 LAYOUT = Layout("trial")
 
 
@@ -80,6 +81,7 @@ class Scenario:
     temper: Temper
     storms: tuple[tuple[str, Storm], ...]
     joins: tuple[tuple[str, float], ...]
+    loads: tuple[tuple[str, float], ...]
     faults: tuple[Fault, ...]
 
     @property
@@ -87,7 +89,7 @@ class Scenario:
         """Virtual seconds after which whoever still runs waits for ever: every round as slow as can be, and all faults in a row."""
         slowest_round = 12.0 + 4.0 + 15.0 + 2.5 * INTERVAL
         restarts = sum(fault.seconds for fault in self.faults if fault.seconds != float("inf"))
-        away = restarts + sum(storm.ends - storm.begins for _, storm in self.storms)
+        away = restarts + sum(storm.ends - storm.begins for _, storm in self.storms) + LONGEST_LOAD * (1 + len(self.faults))
         return self.rounds * slowest_round + away + max(at for _, at in self.joins) + 10 * INTERVAL + DRAIN_SECONDS
 
 
@@ -121,6 +123,7 @@ def draw(seed: int) -> Scenario:
         storms=storms,
         joins=tuple((node, dict(late).get(node, chance.random() * 3.0)) for node in workers + coordinators),
         faults=_faults(chance, workers, coordinators, duration),
+        loads=_loads(random.Random(stream_seed("loads", seed)), workers),
     )
 
 
@@ -154,6 +157,11 @@ def _weather(chance: random.Random, nodes: Sequence[str], duration: float) -> tu
         begins = chance.random() * duration
         storms += [(node, Storm("dead", begins, begins + 60.0)) for node in nodes]
     return temper, tuple(storms)
+
+
+def _loads(chance: random.Random, workers: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Some workers take long to load their model."""
+    return tuple((node, chance.random() * (LONGEST_LOAD if chance.random() < 0.3 else 2.0)) for node in workers)
 
 
 def _faults(chance: random.Random, workers: Sequence[str], coordinators: Sequence[str], duration: float) -> tuple[Fault, ...]:
@@ -290,6 +298,7 @@ class Simulation:
         worker = make_worker(node, Learner(StandInTasks(machine.node_id), machine.policy, trainer), machine.checkpoints)
         self.witness.watch_worker(worker, cast(DriveFromHell, node.member.store), machine.lives)
         self._note(machine.node_id, f"life {machine.lives} begins")
+        clock.sleep(dict(self.scenario.loads).get(machine.node_id, 0.0))
         self._live(machine, node, worker.run)
 
     def _coordinate(self, machine: Machine) -> None:

@@ -2,12 +2,13 @@
 
     python -m tests.support.standin_node
 
-Settings come from the environment; STANDIN_SECONDS is how long a round's answers take, STANDIN_STOP_SECONDS how long a push at the
-end.
+Settings come from the environment; STANDIN_LOAD_SECONDS is how long it takes until the first round, STANDIN_SECONDS how long a
+round's answers take, STANDIN_STOP_SECONDS how long a push at the end.
 """
 
 import os
 import sys
+import time
 
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.node.assembly import make_coordinator, make_worker, open_node
@@ -29,6 +30,7 @@ def run() -> None:
     if node.config.role == "coordinator":
         node.run(make_coordinator(node).run)
         return
+    time.sleep(float(os.environ.get("STANDIN_LOAD_SECONDS", "0")))
     policy = StandInPolicy(float(os.environ.get("STANDIN_SECONDS", "0.2")))
     learner = Learner(StandInTasks(node.local.node_id, node.config.seed), policy, StandInTrainer())
     push = StandInPush(float(os.environ.get("STANDIN_STOP_SECONDS", "0")))

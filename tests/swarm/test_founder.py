@@ -103,6 +103,7 @@ def test_forged_documents_change_nothing_in_a_simulated_swarm(external: int, tmp
         temper=Temper(latency=0.0),
         storms=(),
         joins=(("boss0", 0.0), *((node, 1.0 + number) for number, node in enumerate(WORKERS))),
+        loads=(),
         faults=(),
     )
     keys = {node: load_identity(str(tmp_path / f"{node}.pem")) for node in (*WORKERS, "boss0")}
@@ -113,7 +114,7 @@ def test_forged_documents_change_nothing_in_a_simulated_swarm(external: int, tmp
         runs.append(Founded(scenario, tmp_path / name, keys, stranger).run())
     quiet, attacked = runs
     for node in WORKERS:
-        assert [row[0] for row in quiet.rows(node)] == list(range(ROUNDS))
+        assert {0, ROUNDS - 1} <= {row[0] for row in quiet.rows(node)}, "a slow one may miss some until its first reward"
         assert attacked.rows(node) == quiet.rows(node), "the same rewards, uses and updates"
         if external:
             assert any(row[3] for row in quiet.rows(node)), "it learnt from its peers"

@@ -11,16 +11,16 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import (
     TOLD_SECONDS,
     Heartbeat,
-    Liveness,
     Pulse,
     Registration,
+    has_left,
     heartbeat_numbers,
     most_alive,
     newest_heartbeat,
-    read_heartbeat,
     read_registration,
     register,
     registered,
+    silent_since,
 )
 from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
@@ -55,11 +55,10 @@ def test_heartbeats_are_numbered_on_and_old_ones_removed() -> None:
         pulse = Pulse(store, LAYOUT, "w1", clock)
         for _ in range(3):
             pulse.beat("training", 4)
-    assert newest_heartbeat(store, LAYOUT, "w1") == 6
     assert len(store.list(LAYOUT.heartbeats("w1"))) == 2
-    beat = read_heartbeat(store, LAYOUT, "w1", 6)
+    beat = newest_heartbeat(store, LAYOUT, "w1")
     assert beat is not None
-    assert (beat.doing, beat.round) == ("training", 4)
+    assert (beat.sequence, beat.doing, beat.round) == (6, "training", 4)
 
 
 def test_two_processes_with_one_name_notice_each_other_and_say_so_now_and_then() -> None:
@@ -74,8 +73,7 @@ def test_two_processes_with_one_name_notice_each_other_and_say_so_now_and_then()
             pulse.beat("training", 1)
     assert [len(lines) for lines in said.values()] == [1, 1]
     assert "another process sends heartbeats as w1 (session b)" in said["a"][0] and "NODE_ID" in said["a"][0]
-    newest = newest_heartbeat(store, LAYOUT, "w1")
-    beat = read_heartbeat(store, LAYOUT, "w1", newest or 0)
+    beat = newest_heartbeat(store, LAYOUT, "w1")
     assert beat is not None and {beat.session, beat.twin} == {"a", "b"}
     clock.sleep(TOLD_SECONDS)
     for pulse in pulses:
@@ -103,7 +101,8 @@ class Beating:
 
     @property
     def newest(self) -> int | None:
-        return newest_heartbeat(self.store, LAYOUT, "w1", self.reader)
+        beat = newest_heartbeat(self.store, LAYOUT, "w1", self.reader)
+        return beat.sequence if beat else None
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -164,7 +163,7 @@ def test_the_other_process_is_forgotten_when_it_has_ended() -> None:
     pulses[0].beat("training", 1)
     clock.sleep(TOLD_SECONDS)
     pulses[0].beat("training", 1)
-    beat = read_heartbeat(store, LAYOUT, "w1", newest_heartbeat(store, LAYOUT, "w1") or 0)
+    beat = newest_heartbeat(store, LAYOUT, "w1")
     assert beat is not None and (beat.session, beat.twin) == ("a", "")
 
 
@@ -201,15 +200,17 @@ def test_of_very_many_registered_names_those_with_signs_of_life_are_looked_at() 
     assert most_alive(store, LAYOUT, most=2_000)[1] == 0
 
 
-def test_only_something_new_is_a_sign_of_life() -> None:
-    clock = VirtualClock()
-    liveness = Liveness(clock, limit_seconds=10)
-    liveness.sign("w1", "reward", 3)
-    clock.sleep(6)
-    liveness.sign("w1", "reward", 3)
-    liveness.sign("w1", "reward", 2)
-    assert liveness.live() == {"w1"} and liveness.silent() == {"w1"}
-    clock.sleep(6)
-    assert liveness.live() == set()
-    liveness.sign("w1", "heartbeat", 0)
-    assert liveness.live() == {"w1"} and liveness.silent() == set()
+def test_a_node_is_silent_when_it_is_later_than_its_own_pace_allows() -> None:
+    fast, slow = [1.0 * number for number in range(10)], [100.0 * number for number in range(10)]
+    assert silent_since(fast, 9.0, 9.0 + 32, interval=60) is None, "it may be in a long step: a heartbeat comes every 30 s"
+    assert silent_since(fast, 9.0, 9.0 + 34, interval=60) == 9.0
+    assert silent_since(slow, 900.0, 900.0 + 199, interval=60) is None
+    assert silent_since(slow, 900.0, 900.0 + 201, interval=60) == 900.0
+    assert silent_since([], 0.0, 59, interval=60) is None, "it loads its model"
+    assert silent_since([], 0.0, 61, interval=60) == 0.0
+    assert silent_since([*slow, 5_000.0], 5_000.0, 5_000 + 199, interval=60) is None, "one long round changes no pace"
+
+
+def test_a_node_that_has_ended_says_so() -> None:
+    assert all(map(has_left, ("stopped", "complete", "failed: OSError: no", "stood down")))
+    assert not any(map(has_left, ("starting", "generating", "saving a checkpoint", "registered")))
