@@ -121,6 +121,22 @@ def test_an_unnamed_node_is_named_once_per_machine_and_experiment(tmp_path: Path
         folder.lock.close()
 
 
+def test_workers_that_run_on_this_machine_are_counted_over_all_experiments(tmp_path: Path) -> None:
+    from rl_swarm.config import load
+    from rl_swarm.node.local import claim, workers_here
+    from rl_swarm.swarm.experiment import Experiment
+
+    config, other = load({"RL_SWARM_HOME": str(tmp_path)}), load({"RL_SWARM_HOME": str(tmp_path), "NODE_ROLE": "coordinator"})
+    experiments = [Experiment(1, name, "0123456789abcdef", 0.0, "", {}, "", (2, 256)) for name in ("a", "b")]
+    claimed = [claim(config, each) for each in experiments] + [claim(other, experiments[0])]
+    assert workers_here(config) == 2, "a coordinator computes nothing"
+    for running, folder in zip((1, 0, 0), claimed, strict=True):
+        folder.lock.close()
+        assert workers_here(config) == running
+    (claimed[0].path / "lock").write_text("")
+    assert workers_here(config) == 0
+
+
 NO_TEXT = "\udcff"  # as Python keeps a byte of the command line that is no UTF-8
 
 WRONG_ARGUMENTS = [

@@ -6,7 +6,7 @@ a batch is cut into parts that fit in memory. The cut does not change the gradie
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,16 +24,24 @@ from rl_swarm.rollout import Rollout
 ACTIVATION_BYTES = {"cpu": 900_000_000, "cuda": 2_000_000_000, "mps": 2_000_000_000}
 MAX_GRAD_NORM = 1.0
 MOST_UPDATES = 10**9  # that a checkpoint may claim
+MOST_THREADS = 1024  # likewise
 
 
 class Trainer:
     """A policy and its optimizer (Adam without weight decay). `policy_version` is the number of updates done.
 
-    `correction` says which external completions count, and how much: one of the choices of EXTERNAL_CORRECTION.
+    `correction` says which external completions count, and how much: one of the choices of EXTERNAL_CORRECTION. `use_threads` is
+    given the number of threads of a restored checkpoint: sums over another number of threads differ in their last bits.
     """
 
-    def __init__(self, policy: Policy, learning_rate: float, correction: str = "guarded") -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: Policy,
+        learning_rate: float,
+        correction: str = "guarded",
+        use_threads: Callable[[int], None] = torch.set_num_threads,
+    ) -> None:
+        self._policy, self._use_threads = policy, use_threads
         self._parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise ModelError(f"no parameter of {policy.name or 'the model'} is trainable: choose another MODEL_NAME")
@@ -104,6 +112,7 @@ class Trainer:
             "optimizer": self._optimizer.state_dict(),
             "rng": torch.get_rng_state(),
             "policy_version": self.policy_version,
+            "threads": torch.get_num_threads(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -113,11 +122,13 @@ class Trainer:
         The optimizer's settings stay this trainer's, so that a restart can change the learning rate.
         """
         own = trainable(self._policy.model)
-        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version"}:
+        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version", "threads"}:
             raise CheckpointError("it has no trainer state")
-        version = state["policy_version"]
+        version, threads = state["policy_version"], state["threads"]
         if type(version) is not int or not 0 <= version <= MOST_UPDATES:
             raise CheckpointError(f"its policy version is not a number of updates up to {MOST_UPDATES}")
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            raise CheckpointError(f"its number of threads is not between 1 and {MOST_THREADS}")
         weights = check_weights(state["model"], own, self._policy.name)
         moments = check_moments(state["optimizer"], weights, own, version)
         random_state = check_random(state["rng"])
@@ -131,6 +142,7 @@ class Trainer:
         }
         self._optimizer.load_state_dict({"state": copies, "param_groups": self._optimizer.state_dict()["param_groups"]})
         torch.set_rng_state(random_state)
+        self._use_threads(threads)
         self.policy_version = version
 
     def _accumulate(self, passages: list[ScoredPassage], tokens: int) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,11 @@ from rl_swarm.errors import BadDocument, CheckpointError, ModelError, NotFound, 
 from rl_swarm.learning.checkpoint import KEPT, Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
+from rl_swarm.learning.models.hardware import resume_threads, share_cores
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.assembly import Node, make_worker
+from rl_swarm.node.local import workers_here
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, recognised, round_of_folder
@@ -54,19 +57,20 @@ def load_policy(config: Config) -> Policy:
     )
 
 
-def make_learner(config: Config) -> Learner:
+def make_learner(config: Config, say: Callable[[str], None] = lambda line: None) -> Learner:
     """Make the tasks and load the model of one node; raise ConfigError or ModelError before any training begins."""
     tasks = Tasks(tasks_of(config), seed=config.seed, node_id=config.node)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
-    trainer = Trainer(policy, config.learning_rate, config.correction)
+    trainer = Trainer(policy, config.learning_rate, config.correction, partial(resume_threads, say=say))
     return Learner(tasks, policy, trainer, HeldOut(tasks, policy))
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"loading the model {node.config.model}")
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
-        learner = make_learner(node.config)
+        share_cores(workers_here(node.config))
+        learner = make_learner(node.config, node.journal.say)
     node.local.remember_model(learner.policy.name)
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
     worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))

@@ -128,12 +128,12 @@ def claim(config: Config, experiment: Experiment, say: Callable[[str], None] = l
     make_private(root)
     if config.node_id is not None:
         folder = root / config.node_id
-        while (lock := _lock(folder)) is None:
+        while (lock := _lock(folder, config.role)) is None:
             wait_until_free([folder], say)
         return LocalFolder(config.node_id, folder, lock, record)
     made_here = sorted(path.name for path in root.glob(f"{config.role}-*") if (path / "made_here").exists())
     for node_id in [*made_here, f"{config.role}-{secrets.token_hex(3)}"]:
-        lock = _lock(root / node_id)
+        lock = _lock(root / node_id, config.role)
         if lock:
             (root / node_id / "made_here").touch()
             return LocalFolder(node_id, root / node_id, lock, record)
@@ -191,7 +191,22 @@ def holder_of(folder: Path) -> Holder | None:
     return None
 
 
-def _lock(folder: Path) -> IO[str] | None:
+def workers_here(config: Config) -> int:
+    """Count the workers that run on this machine with the same RL_SWARM_HOME, whatever their experiments."""
+    return sum(map(_is_running_worker, home_of(config).glob("*/*/lock")))
+
+
+def _is_running_worker(lock: Path) -> bool:
+    """Whether a worker holds this lock. Tries it only if the process lives: who claims a free one must find it free."""
+    try:
+        pid, *words = lock.read_text().split()
+        os.kill(int(pid), 0)
+    except (OSError, ValueError):
+        return False
+    return "worker" in words and holder_of(lock.parent) is not None
+
+
+def _lock(folder: Path, role: str) -> IO[str] | None:
     folder.mkdir(parents=True, exist_ok=True)
     handle = open(folder / "lock", "a+")  # noqa: SIM115 – held for as long as the node lives
     try:
@@ -201,6 +216,6 @@ def _lock(folder: Path) -> IO[str] | None:
         return None
     with contextlib.suppress(OSError):
         handle.truncate(0)
-        handle.write(str(os.getpid()))
+        handle.write(f"{os.getpid()} {role}")
         handle.flush()
     return handle

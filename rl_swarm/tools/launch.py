@@ -3,7 +3,6 @@
 `processes/stopping.py` says how long they may take to stop.
 """
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from rl_swarm.config import DEFAULT_STORE, SETTINGS, load
 from rl_swarm.errors import SwarmError
 from rl_swarm.identity import load_identity
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
+from rl_swarm.processes import threads
 from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
 from rl_swarm.store import folder_of, open_store
@@ -201,10 +201,9 @@ def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) 
 
 
 def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: int | None = None) -> list[NodeProcess]:
-    """Plan a coordinator and `workers` workers, and share out the cores: more threads than cores slow everyone down."""
+    """Plan a coordinator and `workers` workers, and share out the cores."""
     make_private(consoles)
-    threads = str(max(1, (cores or os.cpu_count() or 1) // workers))
-    shared = {**environment, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    shared = {**environment, **threads.shared_by(workers, environment, cores), "PYTHONUNBUFFERED": "1"}
     names = [("coordinator_0", "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
     command = python("from rl_swarm.cli import main; main()", "node")
     return [

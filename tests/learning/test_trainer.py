@@ -519,6 +519,9 @@ HOSTILE: dict[str, tuple[Callable[[dict], object], str]] = {
     "a version that is true": (lambda state: state.update(policy_version=True), "policy version"),
     "a version below zero": (lambda state: state.update(policy_version=-1), "policy version"),
     "a version beyond reason": (lambda state: state.update(policy_version=10**12), "policy version"),
+    "no threads": (lambda state: state.update(threads=0), "number of threads"),
+    "threads that are true": (lambda state: state.update(threads=True), "number of threads"),
+    "threads beyond reason": (lambda state: state.update(threads=10**6), "number of threads"),
 }
 
 
@@ -544,6 +547,13 @@ def test_a_state_that_cannot_be_used_is_refused_and_changes_nothing(harm: str, o
         resumed.restore(state)
     assert "\n" not in str(refused.value)
     assert unchanged(resumed, before)
+
+
+def test_a_restored_trainer_is_told_how_many_threads_made_its_state() -> None:
+    told: list[int] = []
+    state = trainer_of(policy()).state()
+    Trainer(policy(), 1e-3, use_threads=told.append).restore(state)
+    assert told == [torch.get_num_threads()] == [state["threads"]]
 
 
 def test_settings_of_the_optimizer_are_not_taken_from_a_state() -> None:

@@ -138,10 +138,11 @@ def test_a_version_that_does_not_work_is_named_with_the_one_that_does() -> None:
 @pytest.mark.parametrize(
     ("said", "workers", "cores", "status", "words"),
     [
-        (None, 1, 8, "ok", "8 a process on 8 cores (OMP_NUM_THREADS is not set)"),
+        (None, 1, 8, "ok", "8 a process on 8 cores, which workers share by themselves"),
         ("2", 4, 8, "ok", "2 a process on 8 cores"),
         ("1", 4, 2, "ok", "1 a process on 2 cores"),
-        (None, 4, 8, "warning", "32 for 4 workers in all: set OMP_NUM_THREADS=2, or start them with 'rl-swarm swarm'"),
+        (None, 4, 8, "ok", "2 a process on 8 cores, which workers share by themselves"),
+        ("8", 4, 8, "warning", "32 for 4 workers in all: set OMP_NUM_THREADS=2, or do not set it"),
         ("16", 1, 8, "warning", "16 for one worker in all: set OMP_NUM_THREADS=8"),
         ("many", 2, 2, "warning", "set OMP_NUM_THREADS=1"),
     ],

@@ -313,6 +313,8 @@ def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tm
     assert {node.environment["NUM_TRAIN_SAMPLES"] for node in nodes} == {"3"}
     assert not any("hf_secret" in word for node in nodes for word in node.command)
     assert plan(environment, 4, tmp_path, cores=2)[1].environment["OMP_NUM_THREADS"] == "1"
+    chosen = plan(environment | {"OMP_NUM_THREADS": "3"}, 4, tmp_path, cores=8)[1].environment
+    assert chosen["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in chosen, "a number that the user has chosen wins"
     launcher = make_launcher(environment | {"RL_SWARM_HOME": str(tmp_path)}, 4)
     assert launcher.nodes[1].console == tmp_path / "consoles" / "swarm" / "worker_1.log"
     assert launcher.folders == [], "none before the experiment has begun"

@@ -1,4 +1,4 @@
-"""Choose device, number format and default model by what this machine can really do.
+"""Choose device, number format, threads and default model by what this machine can really do.
 
 Asks the hardware and refuses what would crash later. Downloads nothing. Torch is imported where it is used, so that naming a
 model stays cheap.
@@ -6,13 +6,16 @@ model stays cheap.
 
 import ctypes
 import functools
+import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rl_swarm.errors import ModelError
+from rl_swarm.processes import threads
 from rl_swarm.processes.children import python
 
 if TYPE_CHECKING:
@@ -85,6 +88,25 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MOST_BYTES)
         mallopt(M_TRIM_THRESHOLD, MOST_BYTES)
+
+
+def share_cores(workers: int) -> None:
+    """Compute with this process's share of the cores of so many workers, unless the user has chosen a number of threads."""
+    import torch
+
+    if not threads.given(os.environ):
+        torch.set_num_threads(threads.share(workers))
+
+
+def resume_threads(saved: int, say: Callable[[str], None]) -> None:
+    """Compute with as many threads as a restored checkpoint did, so that it continues to the bit. The user's own number wins."""
+    import torch
+
+    now = torch.get_num_threads()
+    if not threads.given(os.environ) and saved <= threads.cores():
+        torch.set_num_threads(saved)
+    elif saved != now:
+        say(f"threads: {now}, until this checkpoint {saved}: sums may differ in their last bits")
 
 
 def device_memory_gb(device: str) -> float:

@@ -16,6 +16,7 @@ from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.identity import allowed_keys, load_identity, require_library
 from rl_swarm.learning.engine.libraries import WANTED, usable_transformers
 from rl_swarm.node.local import home_of
+from rl_swarm.processes import threads
 from rl_swarm.processes.children import python
 from rl_swarm.runs.validate import Finding
 from rl_swarm.tools.memory import Device, assess, gb, this_device
@@ -87,16 +88,18 @@ def check_device(device: Device, cpu_only: bool) -> Finding:
 
 def check_threads(environment: Mapping[str, str], workers: int, cores: int | None = None) -> Finding:
     """Compare threads with cores: more threads than cores slow everyone down, several times over."""
-    cores = cores or os.cpu_count() or 1
-    right = max(1, cores // workers)
+    cores = cores or threads.cores()
+    right = threads.share(workers, cores)
     said = environment.get("OMP_NUM_THREADS", "").strip()
-    threads = int(said) if said.isdigit() and int(said) else cores
-    shown = f"{threads} a process on {cores} cores" + ("" if said else " (OMP_NUM_THREADS is not set)")
-    if threads * workers <= max(cores, workers):
+    if not threads.given(environment):
+        return Finding("threads", "ok", f"{right} a process on {cores} cores, which workers share by themselves")
+    count = int(said) if said.isdigit() and int(said) else cores
+    shown = f"{count} a process on {cores} cores"
+    if count * workers <= max(cores, workers):
         return Finding("threads", "ok", shown)
-    count = f"{workers} workers" if workers > 1 else "one worker"
-    remedy = f"set OMP_NUM_THREADS={right}" + (", or start them with 'rl-swarm swarm', which does" if workers > 1 else "")
-    return Finding("threads", "warning", f"{shown}, {threads * workers} for {count} in all: {remedy}")
+    whose = f"{workers} workers" if workers > 1 else "one worker"
+    remedy = f"set OMP_NUM_THREADS={right}, or do not set it: workers share the cores by themselves"
+    return Finding("threads", "warning", f"{shown}, {count * workers} for {whose} in all: {remedy}")
 
 
 def check_home(config: Config, checkpoint_bytes: int | None) -> Finding:

@@ -20,6 +20,7 @@ from rl_swarm.learning.models import choose_device, choose_dtype, choose_model, 
 from rl_swarm.learning.models.loading import locate
 from rl_swarm.learning.policy import Policy
 from rl_swarm.node.learner import load_policy
+from rl_swarm.processes import threads
 from rl_swarm.rollout import Question
 from rl_swarm.swarm.experiment import public_model
 from tests.support import tiny_models
@@ -318,3 +319,29 @@ def test_auto_takes_a_model_by_memory_and_seed() -> None:
 def test_naming_models_imports_no_torch() -> None:
     code = "import sys, rl_swarm.learning.models.styles; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "cores", "used", "says"),
+    [
+        (None, 2, 4, 2, False),  # the same again, though this process would have chosen another number
+        (None, 8, 4, 1, True),  # made on a larger machine
+        ("1", 2, 4, 1, True),  # the user's own number wins
+        ("1", 1, 4, 1, False),
+    ],
+)
+def test_a_checkpoint_is_resumed_with_its_number_of_threads_or_the_change_is_announced(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, saved: int, cores: int, used: int, says: bool
+) -> None:
+    for variable in threads.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(threads, "cores", lambda: cores)
+    said: list[str] = []
+    try:
+        hardware.resume_threads(saved, said.append)
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(1)
+    assert said == ([f"threads: 1, until this checkpoint {saved}: sums may differ in their last bits"] if says else [])

@@ -1,0 +1,47 @@
+"""Workers that people start by hand on one machine, without a word about threads: they share its cores."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from rl_swarm.processes import threads
+from tests.support.processes import ROOT
+
+TURNS = 3
+SETTINGS = {"MODEL_NAME": "nano", "CPU_ONLY": "1", "MAX_ROUNDS": "40", "EVAL_INTERVAL": "0", "NUM_TRANSPLANT_TREES": "4"}
+FREE = {name: value for name, value in os.environ.items() if name not in threads.VARIABLES}
+
+
+def seconds(folder: Path, workers: int, **settings: Any) -> float:
+    """Start workers one after the other, as people do in several terminals; return how long it takes until all are done."""
+    folder.mkdir()
+    place = {"GDRIVE_PATH": str(folder / "store"), "EXPERIMENT_NAME": "trial", "RL_SWARM_HOME": str(folder / "home")}
+    began, processes = time.monotonic(), []
+    for number in range(workers):
+        environment = {**FREE, **SETTINGS, **place, "NODE_ID": f"w{number}", "PYTHONPATH": str(ROOT), **settings}
+        with (folder / f"w{number}.console").open("wb") as console:
+            command = [sys.executable, "-m", "rl_swarm.cli", "work"]
+            processes.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=console, stderr=console))
+        time.sleep(2.0)
+    assert [process.wait(900) for process in processes] == [0] * workers
+    return time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_by_hand_are_as_fast_as_with_one_thread_each(tmp_path: Path, workers: int) -> None:
+    """In turns, since other programs may want the machine: the median of the turns' ratios counts."""
+    ratios = []
+    for turn in range(TURNS):
+        free = seconds(tmp_path / f"free {turn}", workers)
+        one = seconds(tmp_path / f"one {turn}", workers, OMP_NUM_THREADS="1")
+        print(f"{workers} workers: {free:.1f} s by themselves, {one:.1f} s with OMP_NUM_THREADS=1: {free / one:.2f}")
+        ratios.append(free / one)
+    assert median(ratios) < 1.3
