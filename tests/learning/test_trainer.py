@@ -1,6 +1,7 @@
 """The update: its gradient against plain formulas, external rollouts in it, reproducibility, lack of memory, and learning."""
 
 import copy
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -319,6 +320,21 @@ def test_a_peers_question_that_does_not_fit_is_left_out_and_counted() -> None:
     long = replace(PEER, question=Question("What? " * 200))
     assert trainer_of(made).update([*own, long])["too_long"] == 1
     assert trainer_of(made).update([*own, PEER])["too_long"] == 0
+
+
+@pytest.mark.parametrize("token_budget", [None, 60], ids=["in one part", "in many parts"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_update_leaves_no_activations_behind(architecture: str, token_budget: int | None) -> None:
+    made = policy(architecture)
+    trainer, batch = trainer_of(made, token_budget=token_budget), [*scored(made), PEER]
+
+    def living() -> int:
+        trainer.update(batch)
+        gc.collect()
+        return sum(each.nbytes for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+
+    living()  # makes gradients and Adam's averages
+    assert living() == living()
 
 
 def trained(architecture: str, token_budget: int | None) -> tuple[Policy, dict[str, float]]:

@@ -138,14 +138,27 @@ class Completions:
 
 
 class ShortCompletions:
-    """Completions in a table of prompts × places, some of which may be empty.
+    """Completions of which all queries of a prompt meet its keys in one product, and the weights of all pairs exist.
 
-    All queries of a prompt's completions meet its keys in one product, and the weights of all pairs exist. At this size a fused
-    kernel, which needs a copy of the prompt's keys for every completion, takes longer (1.7 times for nano).
+    At this size a fused kernel, which needs a copy of the prompt's keys for every completion, takes longer (1.7 times for nano).
     """
 
     def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> None:
-        self._prompts, filled_IP = prompts, prompts.grid.filled
+        self._prompts, self._table = prompts, _Table(lengths, prompt_of, prompts.grid.filled)
+
+    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
+        prompts = (self._prompts.keys[layer], self._prompts.values[layer])
+        return _Shared.apply(query_NHD, key_NKD, value_NKD, *prompts, self._table, scale)
+
+
+class _Table:
+    """Cells for completions, prompts × places, some of which may be empty.
+
+    The backward pass needs it, so it holds no prompts: their keys lead to the graph that would hold it, and none of that would ever
+    be freed.
+    """
+
+    def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], filled_IP: Tensor) -> None:
         places = [list(prompt_of[:number]).count(prompt) for number, prompt in enumerate(prompt_of)]
         self._cells = (len(filled_IP), max(places) + 1)
         cells = [prompt * self._cells[1] + place for prompt, place in zip(prompt_of, places, strict=True)]
@@ -153,10 +166,6 @@ class ShortCompletions:
         self._hidden_I1P = None if bool(filled_IP.all()) else ~filled_IP.unsqueeze(1)
         width = self._grid.filled.shape[1]
         self._later_TT = torch.full((width, width), -torch.inf, device=filled_IP.device).triu(1)
-
-    def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
-        prompts = (self._prompts.keys[layer], self._prompts.values[layer])
-        return _Shared.apply(query_NHD, key_NKD, value_NKD, *prompts, self, scale)
 
     def inward(self, packed_NHD: Tensor, key_heads: int) -> Tensor:
         """Move packed states to [A, R · T, D], cells of one prompt and key head one behind the other; padding holds zeros."""
@@ -195,7 +204,7 @@ class _Shared(torch.autograd.Function):
         value_NKD: Tensor,
         prompt_key_IKPD: Tensor,
         prompt_value_IKPD: Tensor,
-        table: ShortCompletions,
+        table: _Table,
         scale: float,
     ) -> Tensor:
         key_heads, width = prompt_key_IKPD.shape[1:3]
