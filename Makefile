@@ -9,7 +9,7 @@ GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme tour
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -76,8 +76,11 @@ soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open f
 reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
 	$(BIN)/python -m checks.reliability
 
-readme: $(READY) ## Write the table of settings into the README
+readme: $(READY) ## Write the settings and the measured result into README.md and docs/settings.md
 	$(BIN)/python -m tests.test_readme
+
+release-check: $(READY) ## Build the wheel, install it in a clean environment, and run the demo there for five rounds
+	$(BIN)/python -m checks.release
 
 tour: $(READY) ## Draw the folders and what they import into docs/tour.md
 	$(BIN)/python -m tests.support.imports
