@@ -55,8 +55,8 @@ def result() -> str:
     more = "more" if against["gain"] > 0 else "less"
     return (
         f"**Over {rounds} rounds, {ours['arm']['nodes']} small models that train on {split['own']} rollouts of their own and "
-        f"{split['external']} of their peers earn {percent(abs(against['gain']))} {more} reward than with {whole['own']} of their own** – more on "
-        f"{better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} – and write {percent(fewer)} fewer tokens."
+        f"{split['external']} of their peers earn {percent(abs(against['gain']))} {more} reward than with {whole['own']} of their own** – "
+        f"more on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} – and write {percent(fewer)} fewer tokens."
     )
 
 
