@@ -52,10 +52,10 @@ def result() -> str:
     fewer = 1 - ours["tokens_generated"] / alone["tokens_generated"]
     rounds = int(re.findall(r"(\d+) rounds", found["about"])[0])
     split, whole = ours["arm"]["split"], alone["arm"]["split"]
-    more = "more" if against["gain"] > 0 else "less"
+    gain = f"{percent(abs(against['gain']))} {'more' if against['gain'] > 0 else 'less'}"
     return (
         f"**Over {rounds} rounds, {ours['arm']['nodes']} small models that train on {split['own']} rollouts of their own and "
-        f"{split['external']} of their peers earn {percent(abs(against['gain']))} {more} reward than with {whole['own']} of their own** – "
+        f"{split['external']} of their peers earn {gain} reward than with {whole['own']} of their own** – "
         f"more on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} – and write {percent(fewer)} fewer tokens."
     )
 
