@@ -41,6 +41,7 @@ class Setting:
     meaning: str
     secret: bool = False
     shared: bool = False  # published in experiment.json; nodes that join take it from there unless they set their own
+    alias: str = ""  # an older name of the variable
 
     @property
     def flag(self) -> str:
@@ -122,7 +123,7 @@ GROUP = integer(2, 256, why="a single completion has nothing to be compared with
 TEMPERATURE = number(0, 100, above=True, why="0 explores nothing, beyond 100 all is noise")
 
 
-def setting(variable: str, default: Any, parse: Parser[Any], meaning: str, **more: bool) -> Any:
+def setting(variable: str, default: Any, parse: Parser[Any], meaning: str, **more: Any) -> Any:
     return field(default=default, metadata={"setting": Setting(variable, parse, meaning, **more)})
 
 
@@ -193,7 +194,9 @@ class Config:
         "HUB_PUSH_INTERVAL", 0, ROUNDS_OR_NONE, "rounds between pushes to the hub; 0 pushes at the end"
     )
 
-    identity: str | None = setting("SWARM_IDENTITY", None, path, "key file to sign with; created if it does not exist")
+    identity: str | None = setting(
+        "SWARM_IDENTITY", None, path, "key file to sign with; created if it does not exist", alias="IDENTITY_PATH"
+    )
     founder: str | None = setting("SWARM_FOUNDER", None, founder, "founder's public key; with it, nothing unsigned is accepted")
     coordinator_keys: str | None = setting(
         "SWARM_COORDINATOR_KEYS", None, path, "further public keys that may announce rounds: a file, or a comma-separated list"
@@ -229,7 +232,20 @@ class Config:
 
 SETTINGS: dict[str, Setting] = {item.name: item.metadata["setting"] for item in fields(Config) if "setting" in item.metadata}
 VARIABLES = {item.variable for item in SETTINGS.values()}
+ALIASES = {item.alias for item in SETTINGS.values() if item.alias}
 SHARED_VARIABLES = {item.variable for item in SETTINGS.values() if item.shared}
+
+# Names in the documents of the original systems, and what became of them.
+OLD_NAMES = {
+    "GENSYN_RESET_CONFIG": "there is no configuration file to reset, 'rl-swarm config' shows the settings",
+    "CONNECT_TO_TESTNET": "no blockchain is needed, nodes share the folder that GDRIVE_PATH names",
+    "SWARM_CONTRACT": "no blockchain is needed, the coordinator announces rounds in the folder that GDRIVE_PATH names",
+    "PRG_CONTRACT": "there is no prediction market",
+    "PRG_GAME": "there is no prediction market",
+    "FETCH_MAX_PEERS": "set ROLLOUT_FETCH_MAX_PEERS instead",
+    "FETCH_TIMEOUT_SECONDS": "set ROLLOUT_FETCH_TIMEOUT_SECONDS instead",
+    "CACHE_ROLLOUTS": "set ROLLOUT_FETCH_CACHE instead",
+}
 
 TEST_MODE = {"max_rounds": 3, "own_count": 4, "group_size": 4}
 WITH_NANO = {"tasks": "easy", "max_new_tokens": 24, "learning_rate": 3e-4}
@@ -244,7 +260,7 @@ def load(
     for field_name, item in SETTINGS.items():
         for source, raw in (
             ("command line", (flags or {}).get(field_name)),
-            ("environment", environment.get(item.variable)),
+            ("environment", environment.get(item.variable, environment.get(item.alias))),
             ("experiment", (shared or {}).get(item.variable)),
         ):
             if raw is not None:
@@ -258,7 +274,7 @@ def load(
         for field_name in defaults.keys() - values.keys() if applies else ():
             values[field_name] = defaults[field_name]
             sources[field_name] = source
-    warnings = _near_misses(environment)
+    warnings = [line for variable in environment if (line := old_name(variable))] + _near_misses(environment)
     if values.get("cleanup"):
         warnings.append("ROLLOUT_CLEANUP_ENABLED has no effect in this version: nothing is removed or archived")
     config = Config(**values, sources=sources, warnings=tuple(warnings))
@@ -339,10 +355,16 @@ def _check_together(config: Config) -> None:
         )
 
 
+def old_name(variable: str) -> str:
+    """What became of a setting of the original systems, in one line; empty for any other name."""
+    answer = OLD_NAMES.get(variable.upper())
+    return f"{variable} has no effect: {answer}" if answer else ""
+
+
 def _near_misses(environment: Mapping[str, str]) -> list[str]:
     """Warn about variables that look like ours. Only warn: the environment belongs to everyone."""
     warnings = []
-    for variable in (each for each in environment if "_" in each and each not in VARIABLES):
+    for variable in (each for each in environment if "_" in each and each not in VARIABLES | ALIASES and not old_name(each)):
         for close in difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.88):
             warnings.append(f"{variable} is not a setting of RL Swarm and has no effect: did you mean {close}?")
     return warnings

@@ -10,6 +10,7 @@
     │   └── Incomplete       the document is not all there yet: look again later
     ├── BadRollout           a peer's rollout that cannot be verified; carries a `reason` that is counted
     ├── ModelError           a model cannot be loaded or used as asked
+    ├── LibraryError         a library is missing, or of a version that does not work
     ├── CheckpointError      a checkpoint cannot be used; the one before it is tried
     │   └── OtherModel       the checkpoint is whole, but of another model: a wrong setting, or somebody else's checkpoint
     └── NodeFailed, CellFailed  a child process of a command ended; defined beside that command
@@ -54,6 +55,9 @@ class BadRollout(_Counted): ...
 
 
 class ModelError(SwarmError): ...
+
+
+class LibraryError(SwarmError): ...
 
 
 class CheckpointError(SwarmError): ...

@@ -81,7 +81,7 @@ def test_light_commands_never_import_torch(arguments: list[str], tmp_path: Path)
         "heavy = {'torch', 'transformers', 'reasoning_gym', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "experiments" / "e" / "state").mkdir(parents=True)
     environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -109,7 +109,7 @@ def test_the_coordinator_never_imports_torch(tmp_path: Path) -> None:
 
 
 def test_starting_takes_at_most_five_times_what_the_command_line_library_takes(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "experiments" / "e" / "state").mkdir(parents=True)
     environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "e", "HOME": str(tmp_path)}
 
     def seconds(arguments: list[str]) -> float:

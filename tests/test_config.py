@@ -111,6 +111,27 @@ def test_a_near_miss_is_a_warning_with_the_real_name() -> None:
     assert "NUM_GENERATION is not" in config.warnings[0] and "NUM_GENERATIONS?" in config.warnings[0]
 
 
+def test_old_names_are_answered_once() -> None:
+    old = ("GENSYN_RESET_CONFIG", "CONNECT_TO_TESTNET", "SWARM_CONTRACT", "PRG_CONTRACT", "PRG_GAME")
+    lines = load(dict.fromkeys((*old, "fetch_max_peers", "fetch_timeout_seconds", "cache_rollouts"), "1")).warnings
+    assert [line.partition(" has no effect: ")[0] for line in lines[:5]] == list(old) and len(lines) == 8
+    assert [line.rpartition(": ")[2] for line in lines[5:]] == [
+        "set ROLLOUT_FETCH_MAX_PEERS instead",
+        "set ROLLOUT_FETCH_TIMEOUT_SECONDS instead",
+        "set ROLLOUT_FETCH_CACHE instead",
+    ]
+
+
+def test_identity_path_is_an_older_name_of_swarm_identity() -> None:
+    config = load({"IDENTITY_PATH": "old.pem"})
+    assert (config.identity, config.sources["identity"], config.warnings) == ("old.pem", "environment", ())
+    assert load({"IDENTITY_PATH": "old.pem", "SWARM_IDENTITY": "new.pem"}).identity == "new.pem"
+
+
+def test_hf_token_pushes_nothing() -> None:
+    assert load({"HF_TOKEN": "hf_x"}).hub_token is None and load({"HF_TOKEN": "hf_x"}).warnings == ()
+
+
 def test_secrets_are_neither_printed_nor_shared() -> None:
     config = load({"HUGGINGFACE_ACCESS_TOKEN": "hf_verysecret", "MODEL_NAME": "nano"})
     assert "hf_verysecret" not in str(describe(config)) + str(shared_settings(config))

@@ -39,6 +39,7 @@ class Terminals:
             "ROLLOUT_CLEANUP_ENABLED": "False",
             **{name: str(value) for name, value in settings.items()},
         }
+        self.anywhere = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}  # a script imports from its own folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, node_id: str, role: str) -> None:
@@ -60,12 +61,12 @@ class Terminals:
         return "\n".join(path.read_text() for path in self.tmp_path.glob("*.console"))
 
     def validate(self, *more: str) -> tuple[int, dict[str, Any]]:
-        results = self.tmp_path / "test_results.json"
-        arguments = ["--gdrive-path", str(self.folder), "--experiment", "test_validation", "--rounds", "3", "--nodes", "5"]
-        arguments += ["--output", str(results), *more]
+        results = self.folder / LAYOUT.report("test_results.json")
+        results.unlink(missing_ok=True)
+        arguments = ["--gdrive-path", str(self.folder), "--experiment", "test_validation", "--rounds", "3", "--nodes", "5", *more]
         if more:
             command = [sys.executable, "rgym_exp/test/validate_test_run.py", *arguments]
-            code = subprocess.run(command, cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True, timeout=60).returncode
+            code = subprocess.run(command, cwd=ROOT, env=self.anywhere, capture_output=True, timeout=60).returncode
         else:  # the same without the time that a process takes to start
             with pytest.raises(SystemExit) as done:
                 main(["validate", *arguments])
@@ -183,8 +184,30 @@ def test_the_documents_imports(finished: Terminals) -> None:
     assert init_experiment(folder, "test_validation") == str(finished.folder / LAYOUT.root)
     assert (finished.folder / LAYOUT.current_state).read_bytes() == before, "a live experiment must not be rewound"
     init_experiment(folder, "another", {"MODEL_NAME": "nano", "NUM_TRAIN_SAMPLES": 2})
-    assert [row["name"] for row in list_experiments(folder)] == ["test_validation"]
+    assert [(row["name"], row["status"], row["round"]) for row in list_experiments(folder)] == [
+        ("another", "empty", None),
+        ("test_validation", "complete", 2),
+    ]
     assert run_with_live_output([sys.executable, "-c", "print('x' * 100000); raise SystemExit(3)"]) == 3
+
+
+def test_the_launcher_takes_flags_and_answers_the_name_of_a_configuration(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rgym_exp.runner.swarm_launcher", "--config-name", "colab-gdrive"]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "GDRIVE_PATH": str(tmp_path / "gdrive"),
+        "EXPERIMENT_NAME": "e",
+        "NODE_ROLE": "coordinator",
+        "ROUND_ADVANCE": "timer",
+        "COORDINATOR_ROUND_INTERVAL": "0.1",
+    }
+    done = subprocess.run([*command, "--max-rounds", "2"], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "coordinator complete at round 1" in done.stdout
+    assert done.stderr == (
+        "warning: --config-name colab-gdrive has no effect: there are no configuration files, "
+        "'rl-swarm config' shows all settings\n"
+    )
 
 
 @pytest.mark.slow

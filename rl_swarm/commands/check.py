@@ -1,6 +1,5 @@
 """Check this machine, the settings, the model and a run."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,12 +9,14 @@ import click
 
 from rl_swarm.commands.common import (
     WORKERS,
+    check_libraries,
     json_option,
     load_settings,
     make_console,
     open_run,
     print_findings,
     print_result,
+    warn,
     working,
 )
 from rl_swarm.commands.group import command
@@ -54,10 +55,11 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
 
     Tries tasks and difficulty levels, and prints the TASKS value to use.
     """
+    loaded = load_settings(flags)
+    check_libraries()
     from rl_swarm.clock import SystemClock
     from rl_swarm.tasks import parse_tasks, warm_up
 
-    loaded = load_settings(flags)
     named = parse_tasks(loaded.tasks)
     click.echo(f"loading {loaded.model}, then asking it for {seconds:g} s", err=True)
     warm_up()
@@ -81,6 +83,7 @@ def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | N
 
     Shows it part by part, against this machine. Exit 1 if they cannot fit.
     """
+    check_libraries()
     from rl_swarm.tools.memory import assess, assumed_gpu
 
     loaded, gpu = load(os.environ, flags | {"model": name}), assumed_gpu(gpu_gb) if gpu_gb else None
@@ -111,18 +114,19 @@ def config(as_json: bool, **flags: str | None) -> None:
 @click.option("--rounds", type=whole(1, MOST_ROUNDS), help="rounds that must be there [as many as were done]")
 @click.option("--nodes", type=whole(0, MOST_NODES), help="registered nodes, the coordinator included")
 @click.option("--transplants", type=whole(0, MOST_EXTERNAL), help="J that was asked for")
-@click.option("--output", type=Checked(output_file, "file"), default="test_results.json", help="where the findings go")
-def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: Path, **flags: str | None) -> None:
+@click.option("--output", type=Checked(output_file, "file"), help="where the findings go [test_results.json in the experiment]")
+def validate(rounds: int | None, nodes: int | None, transplants: int | None, output: Path | None, **flags: str | None) -> None:
     """Check that a run is complete and consistent.
 
     Exit 0 if it is, 1 if not.
     """
-    from rl_swarm.runs.validate import Expected, results
+    from rl_swarm.runs.validate import Expected, results, write_results
     from rl_swarm.runs.validate import validate as check
 
     loaded, store, layout = open_run(flags)
-    outside(output, loaded.store_url)
+    if output:
+        outside(output, loaded.store_url)
     findings = check(store, layout, Expected(rounds, nodes, transplants), loaded.founder)
     document = results(loaded.experiment_name, findings)
-    output.write_text(json.dumps(document, indent=1) + "\n")
+    warn(write_results(document, output, store, layout))
     print_findings(findings, False, document)

@@ -33,6 +33,14 @@ def warn(warnings: Sequence[str]) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
+def check_libraries(role: str = "worker") -> None:
+    """Check the libraries of whatever loads a model, before the first import of one that may not fit."""
+    if role == "worker":
+        from rl_swarm.learning.engine.libraries import require_libraries
+
+        require_libraries()
+
+
 def load_settings(flags: Flags) -> Config:
     loaded = configuration.load(os.environ, flags)
     warn(loaded.warnings)
@@ -47,12 +55,15 @@ def load_run(flags: Flags) -> Config:
 
 
 def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
-    """Open a run for reading."""
+    """Open a run for reading; raise ConfigError, with the nearest names, if there is none."""
     from rl_swarm.store import open_store
+    from rl_swarm.swarm import experiment as experiments
     from rl_swarm.swarm.layout import Layout
 
     loaded = load_run(flags)
-    return loaded, open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+    store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
+    experiments.require(store, layout)
+    return loaded, store, layout
 
 
 def open_experiment(flags: Flags) -> "Run":

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -37,6 +37,13 @@ FLAGS = {
     for field_name, setting in SETTINGS.items()
 }
 HELP_ALL = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_help_all)
+
+
+class Rare(click.Option):
+    """An option that only --help-all shows."""
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
+        return super().get_help_record(context) if EVERYTHING in context.meta else None
 
 
 class Configurable(click.Command):
@@ -79,7 +86,8 @@ def command(*, settings: Sequence[str] = (), example: str, **attributes: Any) ->
 class Commands(click.Group):
     """The commands in `groups`, by what one wants to do.
 
-    Print our own errors as one line, and exit with 2 for a wrong setting or argument, with 1 for any other error.
+    Print our own errors, and libraries that cannot be imported, as one line. Exit with 2 for a wrong setting or argument, with 1
+    for any other error.
     """
 
     def __init__(self, *, groups: Mapping[str, Sequence[click.Command]], **attributes: Any) -> None:
@@ -96,11 +104,21 @@ class Commands(click.Group):
                     raise ConfigError(f"an argument is not valid UTF-8, got {argument!r}: type it again")
             return super().main(*args, **({"prog_name": "rl-swarm"} | kwargs))
         except SwarmError as error:
-            click.echo(visible(f"rl-swarm: {error}"), err=True)
-            sys.exit(2 if isinstance(error, ConfigError) else 1)
+            _end(error)
+        except ImportError as error:
+            from rl_swarm.learning.engine.libraries import explained
+
+            if (error.name or "").startswith("rl_swarm"):
+                raise
+            _end(explained(error))
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
         for title, commands in self.groups.items():
             for number, each in enumerate(each for each in commands if not each.hidden):
                 formatter.write(f"{'' if number else title:<7}{each.name:<12}{each.get_short_help_str(limit=60)}\n")
+
+
+def _end(error: SwarmError) -> NoReturn:
+    click.echo(visible(f"rl-swarm: {error}"), err=True)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)

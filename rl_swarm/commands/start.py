@@ -6,8 +6,8 @@ import sys
 import click
 
 from rl_swarm import config as configuration
-from rl_swarm.commands.common import WORKERS, Flags, make_console, open_run, warn
-from rl_swarm.commands.group import command
+from rl_swarm.commands.common import WORKERS, Flags, check_libraries, load_settings, make_console, open_run, warn
+from rl_swarm.commands.group import Rare, command
 from rl_swarm.commands.options import Checked
 from rl_swarm.commands.typed import resuming, what_next
 from rl_swarm.errors import ConfigError
@@ -17,6 +17,10 @@ from rl_swarm.tools.presets import GPU_PRESETS
 NODE = ("store", "experiment", "node_id")
 SHARING = ("own_count", "external_count", "max_rounds")
 
+correct_option = click.option(
+    "--correct", cls=Rare, is_flag=True, help="replace an experiment in which no round was played by one with these settings"
+)
+
 
 @command(settings=("experiment", *SHARING), example="rl-swarm demo --workers 2 --max-rounds 30")
 @click.option("--workers", type=WORKERS, default=4, help="workers on this machine")
@@ -25,6 +29,8 @@ def demo(workers: int, **flags: str | None) -> None:
 
     Takes a few minutes on two cores, and ends with a report of what they learnt.
     """
+    load_settings(flags)
+    check_libraries()
     from rl_swarm.tools.demo import run_demo
 
     run_demo(os.environ, flags, workers, sys.argv[0], make_console())
@@ -37,21 +43,25 @@ def demo(workers: int, **flags: str | None) -> None:
 @click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
 @click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
-def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | None) -> None:
+@correct_option
+def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine.
 
     They run until the last round or Ctrl-C. Start it again to go on.
     """
-    from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
+    load_settings(flags)
+    check_libraries()
+    from rl_swarm.tools.launch import found, launch_environment, make_launcher
     from rl_swarm.tools.memory import refuse_if_too_large
 
     usual, settings = GPU_PRESETS[preset] if preset else (4, {})
     workers = workers or usual
     if preset:
         click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")
-    environment = insist_on_founder(launch_environment({**settings, **os.environ}, flags))
+    environment = launch_environment({**settings, **os.environ}, flags)
     loaded = configuration.load(environment)
     warn(refuse_if_too_large(environment, loaded, workers))
+    environment = found(environment, correct=correct, say=click.echo)
     launcher = make_launcher(environment, workers, say=click.echo, follow=follow)
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
     click.echo(f"swarm {launcher.run()}")
@@ -61,37 +71,48 @@ def swarm(workers: int | None, preset: str | None, follow: bool, **flags: str | 
     settings=(*NODE, "model", "tasks", *SHARING),
     example="rl-swarm work --model-name nano\nrl-swarm work --gdrive-path ./rl-swarm-data --experiment first --node-id w1",
 )
-def work(**flags: str | None) -> None:
+@correct_option
+def work(correct: bool, **flags: str | None) -> None:
     """Train a model as one worker of an experiment.
 
     Without a shared folder it trains alone. Ctrl-C saves a checkpoint; start it again to go on.
     """
-    run_node(flags | {"role": "worker"})
+    run_node(flags | {"role": "worker"}, correct)
 
 
 @command(
     settings=("store", "experiment", "model", "tasks", *SHARING),
     example="rl-swarm coordinate --gdrive-path ./rl-swarm-data --experiment first \\\n  --model-name nano --num-transplant-trees 4",
 )
-def coordinate(**flags: str | None) -> None:
+@correct_option
+def coordinate(correct: bool, **flags: str | None) -> None:
     """Announce rounds for an experiment; loads no model.
 
     The first node of an experiment, of whatever kind, settles model, tasks and rounds for all.
     """
-    run_node(flags | {"role": "coordinator"})
+    run_node(flags | {"role": "coordinator"}, correct)
+
+
+def _answer_config_name(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        warn([f"--config-name {value} has no effect: there are no configuration files, 'rl-swarm config' shows all settings"])
 
 
 @command(settings=("role", *NODE), example="rl-swarm node --node-role worker --model-name nano", hidden=True)
-def node(**flags: str | None) -> None:
+@correct_option
+@click.option("--config-name", hidden=True, expose_value=False, callback=_answer_config_name)
+def node(correct: bool, **flags: str | None) -> None:
     """Coordinate or work, as NODE_ROLE says."""
-    run_node(flags)
+    run_node(flags, correct)
 
 
-def run_node(flags: Flags) -> None:
+def run_node(flags: Flags, correct: bool = False) -> None:
+    check_libraries(configuration.load(os.environ, flags).role)
     from rl_swarm.node.assembly import make_coordinator, open_node
+    from rl_swarm.node.vetting import vet
     from rl_swarm.tasks import tasks_version, warm_up
 
-    node = open_node(os.environ, flags, tasks_version=tasks_version())
+    node = open_node(os.environ, flags, tasks_version=tasks_version(), vet=vet, correct=correct)
 
     def learn() -> str:
         node.journal.say(f"{node.local.node_id}: loading libraries")
@@ -125,11 +146,7 @@ def join(address: str, **flags: str | None) -> None:
         )
     flags |= {"store": place, "experiment": experiment, "role": "worker"} | ({"founder": founder} if founder is not None else {})
     loaded, store, layout = open_run(flags)
-    found = experiments.read(store, layout, loaded.founder)
-    if found is None:
-        raise ConfigError(
-            f"there is no experiment {experiment!r} in {place!r}: check the address, or start one with 'rl-swarm work'"
-        )
+    found = experiments.existing(store, layout, loaded.founder)
     click.echo("this is what you take part in:")
     for name, value in experiments.asks_for(found, loaded.founder):
         click.echo(visible(f"  {name:<11}{one_line(value, most=1000)}"))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rl_swarm import config as configuration
-from rl_swarm.commands.common import WORKERS, make_console
+from rl_swarm.commands.common import WORKERS, check_libraries, make_console
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, output_folder, outside, whole
 from rl_swarm.config import MOST_ROUNDS, load
@@ -32,6 +32,7 @@ def reproduce(**given: Any) -> None:
 
     Runs real swarms, and says whether sharing helps, how much, and at what cost.
     """
+    check_libraries()
     from rl_swarm.reproduce.command import Wanted, as_typed
     from rl_swarm.reproduce.command import reproduce as run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rl_swarm.commands.common import json_option, make_console, open_experiment, working
+from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, working
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, outside, question_text
 from rl_swarm.config import load
@@ -27,6 +27,7 @@ def chat(base: bool, as_json: bool, **flags: str | None) -> None:
     question.
     """
     run = open_experiment(flags)
+    check_libraries()
     with working(LOADING):
         from rl_swarm.tools import chat as talking
         from rl_swarm.tools.ask import load_trained
@@ -47,6 +48,7 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
     Without --node-id, the node on this machine that has trained the most rounds answers.
     """
     run = open_experiment(flags)
+    check_libraries()
     with working(LOADING):
         from rl_swarm.tools.ask import ask as answer
         from rl_swarm.tools.ask import show
@@ -69,6 +71,7 @@ def export(folder: Path, **flags: str | None) -> None:
 
     earlier_files(outside(folder, load(os.environ, flags).store_url))  # a wrong folder is refused before a model is loaded
     run = open_experiment(flags)
+    check_libraries()
     with working(LOADING):
         figures = export_run(run, folder)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")

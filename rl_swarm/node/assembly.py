@@ -25,6 +25,7 @@ from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.alone import Alone
+from rl_swarm.swarm.correction import check_correctable, differences, remove
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.membership import Membership, enter, registration
@@ -32,6 +33,8 @@ from rl_swarm.swarm.peers import register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
 from rl_swarm.tasks import tasks_of
+
+Vet = Callable[[Config, Callable[[str], None]], None]
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,19 @@ class Node:
 
 
 def load_config(
-    environment: Mapping[str, str], flags: Mapping[str, str | None], tasks_version: str
+    environment: Mapping[str, str],
+    flags: Mapping[str, str | None],
+    tasks_version: str,
+    *,
+    vet: Vet = lambda config, say: None,
+    correct: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Config, Store, Experiment, Identity | None]:
     """Read the settings of this node, on top of the experiment's own, and its key.
 
-    The first node publishes the experiment, signed if SWARM_IDENTITY is set. In a signed experiment every node has a key. A node
-    alone has the experiment on its own disk.
+    The first node publishes the experiment, signed if SWARM_IDENTITY is set, after `vet` has accepted the settings. With `correct`,
+    an experiment in which nobody has played is replaced by one that has this node's explicit settings, if they differ. In a signed
+    experiment every node has a key. A node alone has the experiment on its own disk.
     """
     config = configuration.load(environment, flags)
     if config.role == "coordinator":
@@ -129,17 +139,31 @@ def load_config(
         make_private(Path(config.store_url))
     store, shared = open_store(config.store_url), folder_of(config.store_url)
     identity = load_identity(config.identity, shared) if config.identity else None
-    experiment = experiments.publish(store, Layout(config.experiment_name), config, tasks_version, store.clock, identity)
-    insist_on_first_founder(config, store.url, experiment, identity.public if identity else None)
-    config = configuration.load(environment, flags, experiment.settings)
-    experiments.check(config, experiment, tasks_version)
-    if config.role == "worker":
-        tasks_of(config)  # task code that this user has not named ends the start before any library is loaded
     if config.store is not None and shared and home_of(config).resolve().is_relative_to(shared.resolve()):
         raise ConfigError(
             f"RL_SWARM_HOME lies in the shared folder, got {config.home!r}: spool, checkpoints and secrets of a node belong "
             "on a disk of its own; the store has a copy of what the node needs to resume elsewhere"
         )
+    layout, removed = Layout(config.experiment_name), None
+    found = experiments.read(store, layout, config.founder)
+    if found is None:
+        vet(config, say)
+    elif correct:
+        wanted = configuration.load(environment, flags, found.settings)
+        if changes := differences(wanted, found, tasks_version):
+            check_correctable(store, layout, found, identity.public if identity else None)
+            vet(wanted, say)
+            remove(store, layout, found)
+            config, removed = wanted, found
+            say(f"the experiment {found.experiment!r} is corrected, nodes that have the old one stop: {'; '.join(changes)}")
+    experiment = experiments.publish(store, layout, config, tasks_version, store.clock, identity, removed)
+    insist_on_first_founder(config, store.url, experiment, identity.public if identity else None)
+    config = configuration.load(environment, flags, experiment.settings)
+    experiments.check(config, experiment, tasks_version)
+    if config.role == "worker":
+        tasks_of(
+            config, experiment.created_by
+        )  # task code that this user has not named ends the start before any library is loaded
     if identity is None and experiment.key:
         require_library("an experiment that its founder has signed")
         identity = load_identity(str(home_of(config) / KEY_FILE), shared)
@@ -152,13 +176,17 @@ def open_node(
     *,
     tasks_version: str,
     console: Callable[[str], None] | None = print,
+    vet: Vet = lambda config, say: None,
+    correct: bool = False,
 ) -> Node:
-    config, store, experiment, identity = load_config(environment, flags, tasks_version)
+    """Join an experiment, or begin it, as a node that has not started its loop; `vet` and `correct` as in `load_config`."""
+    say = console or (lambda line: None)
+    config, store, experiment, identity = load_config(environment, flags, tasks_version, vet=vet, correct=correct, say=say)
     clock, news, session = SystemClock(), Newsbox(), secrets.token_hex(8)
     layout = Layout(experiment.experiment)
     store.clock = clock
     store.expect(layout.experiment)
-    local = claim(config, experiment, console or (lambda line: None))
+    local = claim(config, experiment, say)
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     journal = Journal(local.record, layout, local.node_id, clock, console)
     for warning in config.warnings:

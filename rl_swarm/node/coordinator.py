@@ -41,7 +41,7 @@ class Coordinator:
     def __init__(self, settings: Config, member: Membership, journal: Journal, stop: Stop) -> None:
         self.settings = settings
         self.store, self.layout, self.clock, self.signatures = member.store, member.layout, member.clock, member.signatures
-        self.news = member.news
+        self.news, self.publisher = member.news, member.publisher
         self.journal = journal
         self.stop = stop
         self.rounds = Rounds(self.store, self.layout, settings.max_rounds, self.signatures)
@@ -285,6 +285,7 @@ class Coordinator:
         self.rounds.write_current(state)
 
     def _state(self, doing: str, number: int) -> None:
+        self.publisher.check()
         self.journal.tell(self.news.take())
         self.journal.state(doing, number)
 

@@ -43,9 +43,7 @@ def read_experiments(store: Store, names: Sequence[str], founder: str | None = N
 
 def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult, list[str]]:
     name = layout.experiment_name
-    experiment = experiments.read(store, layout, founder)
-    if experiment is None:
-        raise ConfigError(f"there is no experiment {name!r} in {store.url!r}: check GDRIVE_PATH and the name")
+    experiment = experiments.existing(store, layout, founder)
     signatures = experiments.reader(store, layout, founder)
     named, more = most_alive(store, layout)
     registrations = {node: read_registration(store, layout, node, signatures) for node in named}

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rl_swarm.errors import NotFound
+from rl_swarm.errors import ConfigError, NotFound
 from rl_swarm.runs.record import Round, State, by_round, valid
-from rl_swarm.store import Store, is_key
+from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.layout import EXPERIMENTS, Layout, sequence_of_file
+from rl_swarm.swarm.layout import Layout, sequence_of_file
 from rl_swarm.swarm.peers import most_alive, newest_heartbeat, read_registration
 from rl_swarm.swarm.rounds import Rounds, names_at_work
 from rl_swarm.swarm.signatures import Signatures
@@ -175,10 +175,16 @@ def experiment_status(store: Store, layout: Layout, founder: str | None = None) 
 
 
 def all_experiments(store: Store) -> list[ExperimentStatus]:
-    """Read the status of every experiment in a store; skip folders that hold none."""
-    names = [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/") and is_key(name)]
-    found = [experiment_status(store, Layout(name)) for name in names]
-    return [status for status in found if status.status != "empty"]
+    """Read the status of every experiment in a store, also where nobody has played yet; skip folders that hold none."""
+    found = [experiment_status(store, Layout(name)) for name in experiments.names(store)]
+    return [status for status in found if status.status != "empty" or _published(store, Layout(status.experiment))]
+
+
+def _published(store: Store, layout: Layout) -> bool:
+    try:
+        return experiments.read(store, layout) is not None
+    except ConfigError:  # damaged, or not written by a node
+        return False
 
 
 def node_status(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> NodeStatus:

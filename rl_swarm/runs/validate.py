@@ -1,14 +1,17 @@
 """Check that a run is complete and consistent: rounds, rewards, rollouts, who learnt from whom, logs.
 
 Only registered nodes count; anything else in the folder is a warning. A node's metrics are compared with the files in the store.
-Changes nothing. Anybody may have written any of it, so reads are limited, and a limit that was hit is reported.
+Writes nothing there but its own findings. Anybody may have written any of it, so reads are limited, and a limit that was hit is
+reported.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from rl_swarm.errors import BadDocument, ConfigError, NotFound
+from rl_swarm.errors import BadDocument, ConfigError, NotFound, StoreError
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import bundle_keys
@@ -22,6 +25,7 @@ from rl_swarm.swarm.peers import most_alive, read_registration
 from rl_swarm.swarm.rounds import FIRST_STAGE, Rounds, names_at_work, read_reward
 from rl_swarm.text import one_line
 
+RESULTS = "test_results.json"
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
 MOST_SHOWN = 3
 MOST_DIGITS = 6  # of a round's or a stage's number
@@ -298,6 +302,20 @@ def passed(findings: list[Finding]) -> bool:
 def results(experiment: str, findings: list[Finding]) -> dict[str, Any]:
     """Return the findings in the form of test_results.json."""
     return {"experiment": experiment, "passed": passed(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def write_results(document: dict[str, Any], output: Path | None, store: Store, layout: Layout) -> list[str]:
+    """Write the results to a file, or without one into the experiment. Return a warning if the store takes no file."""
+    text = json.dumps(document, indent=1) + "\n"
+    if output:
+        output.write_text(text)
+        return []
+    key = layout.report(RESULTS)
+    try:
+        store.rewrite(key, text.encode())
+    except StoreError as error:  # a share may be read-only for whoever looks at it
+        return [f"the findings are not written to {key} ({error.__cause__ or error}): name a file with --output"]
+    return []
 
 
 def _message(data: Any) -> str:

@@ -14,30 +14,37 @@ from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
 from rl_swarm.identity import Identity, allowed_keys, can_check
 from rl_swarm.rollout import GROUP_LIMITS
-from rl_swarm.store import Store, folder_of
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.store import Store, folder_of, is_key
+from rl_swarm.swarm.layout import EXPERIMENTS, Layout
 from rl_swarm.swarm.signatures import Signatures, sign, signer
-from rl_swarm.tasks import canonical, tasks_of
+from rl_swarm.tasks import canonical, nearest, tasks_of
 
 Text = Annotated[str, Meta(max_length=200)]
+ExperimentId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
 PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 MODEL = re.compile(r"(\./)?[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)  # on the hub, or the name of a folder
 MOST_TASKS, LONGEST_TASKS, LONGEST_SETTING, LONGEST_SHOWN = 200, 20_000, 300, 300
+MOST_CORRECTIONS = 100
+CORRECT = "correct it with --correct if no round was played"
 OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERATIONS"
 
 
 class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`key` is the founder's public key if the document is signed, checked by `read`. `announcers` are other announcers' keys."""
+    """`key` is the founder's public key if the document is signed, checked by `read`. `announcers` are other announcers' keys.
+
+    `corrects` has the ids of experiments of this name that it has replaced.
+    """
 
     schema: int
     experiment: Annotated[str, Meta(max_length=64)]
-    experiment_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
+    experiment_id: ExperimentId
     created_at: float
     created_by: Annotated[str, Meta(max_length=64)]
     settings: Annotated[dict[str, str], Meta(max_length=100)]
     tasks_version: Text
     group_limits: tuple[int, int]
     announcers: Annotated[tuple[PublicKey, ...], Meta(max_length=100)] = ()
+    corrects: Annotated[tuple[ExperimentId, ...], Meta(max_length=MOST_CORRECTIONS)] = ()
     key: PublicKey | None = None
     signature: Annotated[str, Meta(max_length=128)] | None = None
 
@@ -74,6 +81,29 @@ def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment
     return found
 
 
+def names(store: Store) -> list[str]:
+    """The names of the experiments in a store, also of those in which nobody has played."""
+    return [name.rstrip("/") for name in store.list(EXPERIMENTS) if name.endswith("/") and is_key(name)]
+
+
+def require(store: Store, layout: Layout) -> None:
+    """Raise ConfigError, with the nearest names in the store, if there is no such experiment."""
+    if store.list(layout.root) or read(store, layout):  # a listing may lag
+        return
+    known = names(store)
+    remedy = nearest(layout.experiment_name, known, most=3) if known else "none has begun there, start one with 'rl-swarm work'"
+    raise ConfigError(f"there is no experiment {layout.experiment_name!r} in {store.url!r}: {remedy}")
+
+
+def existing(store: Store, layout: Layout, founder: str | None = None) -> Experiment:
+    """Read the settings of an experiment that must exist; raise ConfigError if it does not, or cannot be read yet."""
+    require(store, layout)
+    found = read(store, layout, founder)
+    if found is None:
+        raise ConfigError(f"{layout.experiment} cannot be read yet: wait until the store has synchronised")
+    return found
+
+
 def _faults(found: Experiment, layout: Layout) -> Iterator[str]:
     """Fields out of bounds: folders, names and work follow from them. Raises ConfigError for a setting that is none."""
     if found.experiment != layout.experiment_name:
@@ -93,9 +123,18 @@ def _faults(found: Experiment, layout: Layout) -> Iterator[str]:
 
 
 def publish(
-    store: Store, layout: Layout, config: Config, tasks_version: str, clock: Clock, identity: Identity | None = None
+    store: Store,
+    layout: Layout,
+    config: Config,
+    tasks_version: str,
+    clock: Clock,
+    identity: Identity | None = None,
+    removed: Experiment | None = None,
 ) -> Experiment:
-    """Write experiment.json unless it exists, signed if there is an identity; return the one that counts."""
+    """Write experiment.json unless it exists, signed if there is an identity; return the one that counts.
+
+    It corrects the one that was `removed`, if any. Raises ConfigError for settings that no reader would accept.
+    """
     existing = read(store, layout, config.founder)
     if existing is None:
         if config.founder and (identity is None or identity.public != config.founder):
@@ -109,13 +148,16 @@ def publish(
             experiment_id=secrets.token_hex(8),
             created_at=clock.wall(),
             created_by=config.node_id or "",
-            settings=shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": public_model(config.model)},
+            settings=published_settings(config),
             tasks_version=tasks_version,
             group_limits=GROUP_LIMITS,
             announcers=tuple(sorted(allowed_keys(config.coordinator_keys, "SWARM_COORDINATOR_KEYS")))
             if config.coordinator_keys
             else (),
+            corrects=(*removed.corrects, removed.experiment_id)[-MOST_CORRECTIONS:] if removed else (),
         )
+        if fault := next(_faults(mine, layout), None):
+            raise ConfigError(f"the experiment {layout.experiment_name!r} cannot be published, {fault}: choose another")
         data = seal(mine) if identity is None else sign(identity, mine.experiment_id, layout.experiment, seal(mine))
         if store.put(layout.experiment, data):
             return mine if identity is None else msgspec.structs.replace(mine, key=identity.public)
@@ -123,6 +165,10 @@ def publish(
     if existing is None:
         raise ConfigError(f"{layout.experiment} exists and cannot be read: wait until the store has synchronised, then start again")
     return existing
+
+
+def published_settings(config: Config) -> dict[str, str]:
+    return shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": public_model(config.model)}
 
 
 def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
@@ -201,7 +247,7 @@ def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
     if config.explicit("tasks") and canonical(tasks_of(config)) != agreed:
         raise ConfigError(
             f"TASKS contradicts the experiment {experiment.experiment!r}, which has {agreed!r}, got {config.tasks!r}: "
-            "leave TASKS out to take the experiment's, or choose another EXPERIMENT_NAME"
+            f"leave TASKS out to take the experiment's, {CORRECT}, or choose another EXPERIMENT_NAME"
         )
     least, most = experiment.group_limits
     if not least <= config.group_size <= most:
@@ -213,5 +259,5 @@ def check(config: Config, experiment: Experiment, tasks_version: str) -> None:
     if tasks_version != experiment.tasks_version:
         raise ConfigError(
             f"the task library is {tasks_version!r} here and {experiment.tasks_version!r} in the experiment "
-            f"{experiment.experiment!r}: install the same version, or peers cannot check each other's questions"
+            f"{experiment.experiment!r}: install the same version, or peers cannot check each other's questions; or {CORRECT}"
         )

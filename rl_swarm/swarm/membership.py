@@ -14,6 +14,7 @@ from rl_swarm.identity import Identity, allowed_keys, require_library
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.copies import Copies
+from rl_swarm.swarm.correction import check_current
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import BEAT_SHARE, Pulse, Registration, register
@@ -100,5 +101,6 @@ def enter(
         mine=signatures.reclaims,
         copy=copies.bring,
         tell=refused,
+        confirm=partial(check_current, store, layout, experiment),
     )
     return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news, session)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rl_swarm.clock import Clock
 from rl_swarm.document import SMALL_BYTES
-from rl_swarm.errors import NotFound, Refused, StoreAway
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store import Store, is_key
 from rl_swarm.swarm.layout import is_rollouts
 
@@ -34,7 +34,8 @@ class Publisher:
     """`pump` does all the work. A thread calls it in a real node (`background`), a simulation calls it itself.
 
     `mine` says whether this node signed a document, so that nothing else may have its name. `copy` brings journals to the store;
-    its argument is True when the node stops. `tell` is given a line for people about every document that was refused.
+    its argument is True when the node stops. `tell` is given a line for people about every document that was refused. `confirm`
+    raises ConfigError if this node should publish nothing any more; it is asked until the first document is in the store.
     """
 
     store: Store
@@ -46,6 +47,7 @@ class Publisher:
     mine: Callable[[str, bytes], bool] = lambda key, data: False
     copy: Callable[[bool], None] = lambda all_of_it: None
     tell: Callable[[str], None] = lambda line: None
+    confirm: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -97,6 +99,8 @@ class Publisher:
         """Send everything that waits; False if the store is away."""
         with self._pumping:
             try:
+                if self._queue and not self.counters["published"]:
+                    self.confirm()
                 while (path := self._take_next()) is not None:
                     self._send(path)
                 self.copy(self._closing)
@@ -112,6 +116,8 @@ class Publisher:
 
     def check(self) -> None:
         """Raise the failure of the thread: a bug there must not go unnoticed."""
+        if isinstance(self._failure, ConfigError):  # no bug: what `confirm` says
+            raise self._failure
         if self._failure:
             raise RuntimeError("the publishing thread failed") from self._failure
 
@@ -220,6 +226,8 @@ class Publisher:
         if not self.beat or not (silent or late or self._closing):
             return
         try:
+            if not self.counters["published"]:
+                self.confirm()
             self.beat()
         except Refused as error:
             self.counters["refused"] += 1

@@ -65,6 +65,7 @@ class StoreSwarm(Swarm):
         self.exchange.end_round()
 
     def news(self) -> list[News]:
+        self.member.publisher.check()
         return self.member.news.take()
 
     def figures(self, number: int) -> dict[str, Any]:

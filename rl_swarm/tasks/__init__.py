@@ -11,19 +11,31 @@
 Importing this package is cheap, and a node never imports reasoning_gym: its helper does.
 """
 
-from rl_swarm.tasks.helper import warm_up
+from rl_swarm.tasks.helper import try_loading, warm_up
 from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, Tasks, parsed_answer
-from rl_swarm.tasks.spec import TASK_PRESETS, TaskSpec, canonical, parse_tasks, tasks_of, tasks_version
+from rl_swarm.tasks.spec import (
+    NOT_INSTALLED,
+    TASK_PRESETS,
+    TaskSpec,
+    canonical,
+    nearest,
+    parse_tasks,
+    tasks_of,
+    tasks_version,
+)
 
 __all__ = [
     "HELD_OUT_PER_TASK",
+    "NOT_INSTALLED",
     "TASK_PRESETS",
     "TaskSpec",
     "Tasks",
     "canonical",
+    "nearest",
     "parse_tasks",
     "parsed_answer",
     "tasks_of",
     "tasks_version",
+    "try_loading",
     "warm_up",
 ]

@@ -347,5 +347,17 @@ def shared_helper(specs: Sequence[TaskSpec]) -> Helper:
         return helper
 
 
+def try_loading(specs: Sequence[TaskSpec], *, keep_loader: bool) -> None:
+    """Load tasks in a helper that ends at once; raise ConfigError if that fails. Unless `keep_loader`, nothing keeps running."""
+    global _loader
+    try:
+        Helper(specs)._stop()
+    finally:
+        with _lock:
+            if _loader and not keep_loader:
+                _loader.end()
+                _loader = None
+
+
 def _line(content: object) -> bytes:
     return json.dumps(content, default=dataclasses.asdict).encode() + b"\n"

@@ -36,6 +36,7 @@ TASK_PRESETS: dict[str, str] = {
     ),
 }
 
+NOT_INSTALLED = "reasoning-gym not installed"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WEIGHT = re.compile(r"\*\s*(-?[0-9][0-9.]*(?:e-?[0-9]+)?)$", re.IGNORECASE)
 _OWN = re.compile(r"(?P<path>.+\.py)(?:@(?P<sha>[0-9a-f]{16}))?")
@@ -45,6 +46,10 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(e[+-]?[0-9]{1,3})?",
 _BARE = re.compile(r"[^\s\"'\[\],:=]+")
 _TOKEN = re.compile(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""")  # quoted text or a single character
 _WORDS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+
+
+class UnnamedCode(ConfigError):
+    """An experiment asks for a task file that this user has not named."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,18 @@ class TaskSpec:
         return self.name + "".join(f":{name}={value}" for name, value in values.items())
 
 
-def tasks_of(config: Config) -> tuple[TaskSpec, ...]:
-    """The tasks of a node. An experiment's TASKS may use only the files that this user named in TASK_FILES."""
+def tasks_of(config: Config, founder: str = "") -> tuple[TaskSpec, ...]:
+    """The tasks of a node. An experiment's TASKS may use only the files that this user named in TASK_FILES.
+
+    Whoever lacks such a file is told to get it from the `founder`."""
     files = [path.strip() for path in (config.task_files or "").split(",") if path.strip()]
-    return parse_tasks(config.tasks, files if config.sources.get("tasks") == "experiment" else None)
+    try:
+        return parse_tasks(config.tasks, files if config.sources.get("tasks") == "experiment" else None)
+    except UnnamedCode as error:
+        whom = f"{founder!r}, who" if founder else "whoever"
+        raise ConfigError(
+            f"{error}: get the file from {whom} began the experiment, read it, and start again with TASK_FILES set to its path"
+        ) from None
 
 
 def parse_tasks(text: str, files: Sequence[str] | None = None) -> tuple[TaskSpec, ...]:
@@ -108,14 +121,14 @@ def tasks_version() -> str:
     try:
         return f"reasoning-gym {importlib.metadata.version('reasoning-gym')}"
     except importlib.metadata.PackageNotFoundError:
-        return "reasoning-gym not installed"
+        return NOT_INSTALLED
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The remedy for a misspelt name: the nearest real one, or some of them when none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+def nearest(name: str, known: Sequence[str], most: int = 1) -> str:
+    """The remedy for a misspelt name: the nearest real ones, or some of them when none is near."""
+    close = " or ".join(map(repr, difflib.get_close_matches(name, known, n=most, cutoff=0.6)))
     some = ", ".join(known[:12]) + (" and others" if len(known) > 12 else "")
-    return f"did you mean {close[0]!r}?" if close else f"there are {some or 'none'}"
+    return f"did you mean {close}?" if close else f"there are {some or 'none'}"
 
 
 def _parse_entry(entry: str, files: Sequence[str] | None) -> Sequence[TaskSpec]:
@@ -165,9 +178,8 @@ def _named_task(given: str, sha: str, files: Sequence[str]) -> TaskSpec:
         spec = read("TASK_FILES", _own_task, path)
         if sha and spec.sha256.startswith(sha):
             return spec
-    raise ConfigError(
-        f"the experiment runs code, the task file {Path(given).name!r} with hash {sha or 'none'}, which TASK_FILES does not name: "
-        "get the file from the experiment's founder, read it, and start again with TASK_FILES set to its path"
+    raise UnnamedCode(
+        f"the experiment runs code, the task file {Path(given).name!r} with hash {sha or 'none'}, which TASK_FILES does not name"
     )
 
 

@@ -21,7 +21,7 @@ from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
-from rl_swarm.tools.launch import insist_on_founder, launch_environment, make_launcher
+from rl_swarm.tools.launch import found, launch_environment, make_launcher
 
 SETTINGS = {
     "EXPERIMENT_NAME": "demo",
@@ -41,7 +41,7 @@ def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str,
 
     Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
     """
-    environment = insist_on_founder(unfinished(launch_environment(SETTINGS | dict(given), flags)))
+    environment = found(unfinished(launch_environment(SETTINGS | dict(given), flags)))
     config = load(environment)
     following = Following(open_store(config.store_url), Layout(config.experiment_name), config.max_rounds)
     with LiveView(following, console) as view:

@@ -13,14 +13,16 @@ from typing import Any
 
 from rl_swarm.config import DEFAULT_STORE, SETTINGS, load
 from rl_swarm.errors import SwarmError
-from rl_swarm.identity import load_identity
+from rl_swarm.node.assembly import load_config
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
+from rl_swarm.node.vetting import vet
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
 from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.tasks import tasks_version
 from rl_swarm.text import visible
 
 MOST_RESTARTS = 3
@@ -29,6 +31,7 @@ FIRST_PAUSE_SECONDS = 1.0
 POLL_SECONDS = 0.2
 WORD_SECONDS = 10.0  # between two lines about nodes that have not stopped yet
 WRONG_SETTING = 2
+COORDINATOR = "coordinator_0"
 
 
 class NodeProcess(Child):
@@ -180,15 +183,15 @@ def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str |
     return combined | ({"GDRIVE_PATH": str(folder.absolute())} if folder else {})
 
 
-def insist_on_founder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Make every node insist, also after a restart, on the experiment that this key starts or has started."""
-    config = load(environment)
-    if config.identity is None or config.founder is not None:
-        return dict(environment)
-    store = open_store(config.store_url)
-    public = load_identity(config.identity, folder_of(config.store_url)).public
-    found = experiments.read(store, Layout(config.experiment_name))
-    return dict(environment) | ({"SWARM_FOUNDER": public} if found is None or found.key == public else {})
+def found(environment: Mapping[str, str], *, correct: bool = False, say: Callable[[str], None] = print) -> dict[str, str]:
+    """Publish the experiment, or correct it, before any node starts: nodes would race each other. Return the nodes' environment.
+
+    Every node insists, also after a restart, on an experiment that this key has signed.
+    """
+    flags = {"role": "coordinator", "node_id": COORDINATOR}
+    config, _, experiment, identity = load_config(environment, flags, tasks_version(), vet=vet, correct=correct, say=say)
+    ours = config.founder is None and identity is not None and experiment.key == identity.public
+    return {**environment, **({"SWARM_FOUNDER": identity.public} if identity and ours else {})}
 
 
 def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) -> Launcher:
@@ -204,7 +207,7 @@ def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: in
     """Plan a coordinator and `workers` workers, and share out the cores."""
     make_private(consoles)
     shared = {**environment, **threads.shared_by(workers, environment, cores), "PYTHONUNBUFFERED": "1"}
-    names = [("coordinator_0", "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
+    names = [(COORDINATOR, "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
     command = python("from rl_swarm.cli import main; main()", "node")
     return [
         NodeProcess(node_id, command, shared | {"NODE_ID": node_id, "NODE_ROLE": role}, consoles / f"{node_id}.log")

@@ -122,21 +122,20 @@ def shape_of(config: Config, device: Device) -> Shape:
     """
     require_transformers()
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from rl_swarm.learning.engine.architecture import activation_bytes
     from rl_swarm.learning.models import choose_dtype, choose_model
-    from rl_swarm.learning.models.loading import add_lora, locate, trained_dtype
+    from rl_swarm.learning.models.loading import add_lora, read_config, trained_dtype
 
     name = config.model
     if name == "auto":
         name = choose_model(0.0 if device.kind == "cpu" else device.total_bytes / 1e9, config.seed)
-    source = locate(name, config.hub_token)
+    found = read_config(name, config.hub_token)
     wanted = trained_dtype(config.dtype, config.lora_rank)
     assumed = getattr(torch, "bfloat16" if wanted == "auto" else wanted)
     dtype = assumed if device.assumed else choose_dtype(device.kind, wanted)
     try:
-        found = AutoConfig.from_pretrained(source, token=config.hub_token, trust_remote_code=False)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(found, dtype=dtype, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:

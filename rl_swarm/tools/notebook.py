@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 
-from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
+from rl_swarm.config import ALIASES, VARIABLES, old_name
+from rl_swarm.errors import ConfigError
+from rl_swarm.node.assembly import load_config
+from rl_swarm.node.vetting import vet
 from rl_swarm.runs import progress
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tasks import tasks_version
+from rl_swarm.tasks import nearest, tasks_version
 
 
 def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None) -> int:
@@ -45,13 +48,17 @@ def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Ma
 
 
 def init_experiment(gdrive_base_path: str, experiment_name: str, config_overrides: Mapping[str, Any] | None = None) -> str:
-    """Publish an experiment's settings, keyed by variable, and return its folder. An experiment that exists is not changed."""
+    """Publish an experiment's settings, keyed by variable, and return its folder. An experiment that exists is not changed.
+
+    Raises ConfigError for overrides that are no settings, and for tasks or a model that nobody could use.
+    """
     environment = {str(name): str(value) for name, value in (config_overrides or {}).items()}
-    config = configuration.load({**environment, "GDRIVE_PATH": gdrive_base_path, "EXPERIMENT_NAME": experiment_name})
-    store, layout = open_store(config.store_url), Layout(config.experiment_name)
-    version = tasks_version()
-    experiments.check(config, experiments.publish(store, layout, config, version, SystemClock()), version)
-    return os.path.join(gdrive_base_path, layout.root)
+    for name in sorted(environment.keys() - VARIABLES - ALIASES):
+        fact = old_name(name) or f"{name} is not a setting of RL Swarm: {nearest(name.upper(), sorted(VARIABLES), most=3)}"
+        raise ConfigError(f"init_experiment cannot use an override, {fact}")
+    environment |= {"GDRIVE_PATH": gdrive_base_path, "EXPERIMENT_NAME": experiment_name}
+    config, *_ = load_config(environment, {"role": "coordinator"}, tasks_version(), vet=vet)
+    return os.path.join(gdrive_base_path, Layout(config.experiment_name).root)
 
 
 def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:

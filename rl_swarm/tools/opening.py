@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rl_swarm import config as configuration
 from rl_swarm.config import Config
-from rl_swarm.errors import ConfigError
 from rl_swarm.node.local import experiment_folder
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
@@ -37,11 +36,6 @@ def open_run(environment: Mapping[str, str], flags: Flags) -> Run:
     config = configuration.load(environment, flags)
     configuration.require_run(config)
     store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
-    experiment = experiments.read(store, layout, config.founder)
-    if experiment is None:
-        raise ConfigError(
-            f"there is no experiment {config.experiment_name!r} in {config.store_url!r}: check EXPERIMENT_NAME and GDRIVE_PATH, or "
-            "train first with 'rl-swarm work'"
-        )
+    experiment = experiments.existing(store, layout, config.founder)
     config = configuration.load(environment, flags, experiment.settings)
     return Run(environment, flags, config, store, layout, experiment)

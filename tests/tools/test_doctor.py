@@ -122,7 +122,7 @@ def test_libraries_that_are_missing_broken_deadly_or_endless() -> None:
     found = by_check(machine.check_libraries(programs, seconds=3.0))
     assert time.monotonic() - began < 30
     assert [found[name].status for name in programs] == ["failed"] * 4 + ["ok"]
-    assert "is not installed: run 'pip install no-such-library'" in found["no-such-library"].detail
+    assert "is not installed: run pip install 'no-such-library'" in found["no-such-library"].detail
     assert "(OSError: libcudart.so.12: cannot open shared object file): install it again" in found["torch"].detail
     assert "killed by SIGILL" in found["transformers"].detail
     assert "not done after 3 s" in found["reasoning-gym"].detail

@@ -4,6 +4,7 @@ Refuses, each with one line: folders without a model, ids that the hub does not 
 weights, weights that are not safetensors (a pickle can run code), and models that bring code of their own.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 
 from rl_swarm.config import model_folder
 from rl_swarm.errors import ModelError
+from rl_swarm.learning.engine.libraries import require_transformers
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
 HUB_SECONDS = 10.0
+HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 # transformers raises these for a folder whose files contradict its settings, and for settings of an unexpected form.
 FAULTS_OF_FILES = (OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError)
 
@@ -82,6 +85,28 @@ def resolve_nano_folder() -> Path:
 
 def locate(name: str, token: str | None = None) -> str:
     """Return the folder or hub id that a name stands for. Raise ModelError if there is nothing to load."""
+    source = named(name)
+    if source == name and not Path(source).is_dir():
+        _ask_hub(name, token)
+    return source
+
+
+def read_config(name: str, token: str | None = None) -> Any:
+    """Locate a model and read its config, without its weights. Raise ModelError if there is no model to load."""
+    source = locate(name, token)
+    require_transformers()
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source, token=token, trust_remote_code=False)
+    except FAULTS_OF_FILES as error:
+        raise ModelError(
+            f"the config of {name} cannot be read ({_first_line(error)}): MODEL_NAME wants a causal language model"
+        ) from error
+
+
+def named(name: str) -> str:
+    """Return the folder or hub id that a name stands for, without asking the hub. Raise ModelError if it can be neither."""
     folder = resolve_nano_folder() if name == "nano" else model_folder(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -91,7 +116,8 @@ def locate(name: str, token: str | None = None) -> str:
         raise ModelError(f"the embedded model is missing from this installation ({folder}): install rl-swarm again")
     if folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError(f"MODEL_NAME {name!r} is not a folder: give a folder, a Hugging Face id such as Qwen/Qwen3-0.6B, or nano")
-    _ask_hub(name, token)
+    if not HUB_ID.fullmatch(name):
+        raise ModelError(f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id")
     return name
 
 
@@ -102,8 +128,8 @@ def _ask_hub(name: str, token: str | None) -> None:
 
     refusals = {
         HFValidationError: f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id",
-        GatedRepoError: f"{name} is gated: accept its terms at https://huggingface.co/{name} and set HUGGINGFACE_ACCESS_TOKEN",
-        RepositoryNotFoundError: f"no model {name!r} on the hub, or it is private: check the name or set HUGGINGFACE_ACCESS_TOKEN",
+        GatedRepoError: f"{name} is gated: accept its terms at https://huggingface.co/{name} and set HF_TOKEN",
+        RepositoryNotFoundError: f"no model {name!r} on the hub, or it is private: check the name or set HF_TOKEN",
         EntryNotFoundError: f"{name} has no config.json on the hub: it is not a model that transformers loads",
     }  # in this order: a GatedRepoError is a RepositoryNotFoundError too
     try:

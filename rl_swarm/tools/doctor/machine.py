@@ -1,12 +1,10 @@
 """Check what a node needs of this machine: libraries, a device, memory, threads, disk and a key."""
 
 import contextlib
-import importlib.metadata
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.identity import allowed_keys, load_identity, require_library
-from rl_swarm.learning.engine.libraries import WANTED, usable_transformers
+from rl_swarm.learning.engine.libraries import NEEDED, fits, installed, name_of, remedy
 from rl_swarm.node.local import home_of
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import python
@@ -36,9 +34,14 @@ LIBRARIES = {
 
 
 def check_libraries(programs: Mapping[str, str] = LIBRARIES, seconds: float = IMPORT_SECONDS) -> list[Finding]:
-    """Import each library in another process, all at once: a broken one can raise anything, or kill the process."""
+    """Import each library in another process, all at once: a broken one can raise anything, or kill the process.
+
+    Of the others, which this process may have imported already, only those of a wrong version are reported.
+    """
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda name: _check_library(name, programs[name], seconds), programs))
+        tried = list(pool.map(lambda name: _check_library(name, programs[name], seconds), programs))
+    others = (each for each in NEEDED if name_of(each) not in programs)
+    return tried + [found for each in others if (found := _check_version(name_of(each), installed(name_of(each)))).status != "ok"]
 
 
 def _check_library(name: str, program: str, seconds: float) -> Finding:
@@ -49,15 +52,19 @@ def _check_library(name: str, program: str, seconds: float) -> Finding:
         problem = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
         if done.returncode < 0:
             problem = f"it was killed by {signal.Signals(-done.returncode).name}"
-    if name == "transformers" and version and not usable_transformers(version):
-        remedy = f"run pip install '{WANTED}' with {sys.executable}, or make setup"
-        return Finding(name, "failed", f"{version} does not work here: {remedy}")
-    try:
-        version = version or importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "failed", f"is not installed: run 'pip install {name}' with {sys.executable}, or make setup")
-    if problem:
-        return Finding(name, "failed", f"{version} cannot be imported ({problem}): install it again, or make a new environment")
+    found = _check_version(name, version or installed(name))
+    if problem and found.status == "ok":
+        fact = f"{found.detail} cannot be imported ({problem})"
+        return Finding(name, "failed", f"{fact}: install it again, or make a new environment")
+    return found
+
+
+def _check_version(name: str, version: str) -> Finding:
+    needed = next((each for each in NEEDED if name_of(each) == name), name)
+    if not version:
+        return Finding(name, "failed", f"is not installed: {remedy([needed])}")
+    if not fits(needed, version):
+        return Finding(name, "failed", f"{version} does not work here: {remedy([needed])}")
     return Finding(name, "ok", version)
 
 

@@ -24,7 +24,8 @@ from rl_swarm.processes import threads
 from rl_swarm.rollout import Question
 from rl_swarm.swarm.experiment import public_model
 from tests.support import tiny_models
-from tests.support.hub_stub import point_at
+from tests.support.hub_stub import TOKEN, point_at
+from tests.support.hub_stub import hub as stub_hub
 
 torch.set_num_threads(1)
 
@@ -211,7 +212,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     [
         (
             "gated/model",
-            "is gated: accept its terms at https://huggingface.co/gated/model and set HUGGINGFACE_ACCESS_TOKEN",
+            "is gated: accept its terms at https://huggingface.co/gated/model and set HF_TOKEN",
         ),
         ("unknown/model", "no model 'unknown/model' on the hub, or it is private"),
         ("bare/model", "bare/model has no config.json on the hub"),
@@ -345,3 +346,14 @@ def test_a_checkpoint_is_resumed_with_its_number_of_threads_or_the_change_is_ann
     finally:
         torch.set_num_threads(1)
     assert said == ([f"threads: 1, until this checkpoint {saved}: sums may differ in their last bits"] if says else [])
+
+
+def test_hf_token_serves_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub_hub() as stub:
+        stub.repositories["tester/model"] = {"config.json": b"{}"}
+        point_at(stub.url, monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(ModelError):
+            locate("tester/model")
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        assert locate("tester/model") == "tester/model"
