@@ -9,10 +9,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from rl_swarm.errors import ModelError
+from rl_swarm.config import Config
+from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.learning.policy import Policy
 from rl_swarm.node.learner import load_policy
 from rl_swarm.rollout import Question
+from rl_swarm.tasks import tasks_of
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.ask import Answers, Trained, side_by_side
 
@@ -46,14 +48,21 @@ class Talk:
 
 def introduction(trained: Trained) -> str:
     """Say who answers, and what to expect of it."""
-    entries = (entry.partition(":")[0].partition("@")[0].rpartition("/")[2] for entry in trained.config.tasks.split(","))
-    tasks = list(dict.fromkeys(entries))
+    tasks = _tasks(trained.config)
     named = ", ".join(tasks[:MOST_NAMED]) + (", …" if len(tasks) > MOST_NAMED else "")
     return visible(
         f"{trained.node_id} answers, as it was before round {trained.round} of {trained.config.experiment_name}, trained from "
-        f"{one_line(trained.policy.name)}\n"
-        f"It is a small task solver, not a chat bot, and sees each question alone; it was trained on {one_line(named)}\n{COMMANDS}"
+        f"{one_line(trained.policy.name)}\nIt is a small task solver, not a chat bot, and sees each question alone. It was "
+        f"trained on {one_line(named) or 'tasks of its own'}\n{COMMANDS}"
     )
+
+
+def _tasks(config: Config) -> list[str]:
+    """The names of the tasks; none if a task file is missing here, which talking does not need."""
+    try:
+        return list(dict.fromkeys(spec.name for spec in tasks_of(config)))
+    except ConfigError:
+        return []
 
 
 def chat(talk: Talk, questions: Iterator[str], console: Console, say: Callable[[str], None], as_json: bool = False) -> None:

@@ -1,11 +1,13 @@
 """Talking to a trained model: which model answers, what may be typed, and that nothing typed ends the talk."""
 
+import fcntl
 import io
 import json
 import os
 import pty
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,7 +141,15 @@ class Terminal:
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.handle, other = pty.openpty()
-        self.process = subprocess.Popen(command, env=environment, stdin=other, stdout=other, stderr=other, start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        )
         os.close(other)
         self.shown = ""
 
