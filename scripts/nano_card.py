@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from rl_swarm.learning.models.styles import STYLES, style_blind_score, style_of
+from rl_swarm.tasks.styles import STYLES, style_blind_score, style_of
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.randomness import stream_seed

@@ -20,7 +20,8 @@ from rich.text import Text
 from rl_swarm import config
 from rl_swarm.rollout import Bundle, encode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import Following, published
+from rl_swarm.runs.examples import published
+from rl_swarm.runs.following import Following
 from rl_swarm.runs.progress import EVENTS, METRICS
 from rl_swarm.show.live import live_frame
 from rl_swarm.store import Store

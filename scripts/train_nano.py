@@ -3,7 +3,7 @@
     python scripts/train_nano.py                                 minutes on one core
     python scripts/train_nano.py --steps 20 --out /tmp/nano      a quick look
 
-It learns to answer the `easy` questions in the styles of `models/styles.py`, of which the verifier reads only a rare
+It learns to answer the `easy` questions in the styles of `tasks/styles.py`, of which the verifier reads only a rare
 one. Held-out questions are never among the training ones. Everything follows from the seed: with the same number of threads and
 the same libraries the weights come out the same, bit for bit. It is no example of how to pretrain well; it is quick.
 """
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 from nano_card import card, measure, reinforce
 
 from rl_swarm.learning.models import resolve_nano_folder
-from rl_swarm.learning.models.styles import STYLES
+from rl_swarm.tasks.styles import STYLES
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.tasks import Tasks, parse_tasks, tasks_version

@@ -1,25 +1,46 @@
-"""Answers before and after training, side by side: asked of the models, or else taken from published rollouts.
+"""Texts of a run: published completions, whether each is right, and answers before and after training side by side.
 
-The questions are chosen before anything is answered, so that the examples flatter nobody.
+Right and rewarded are two things: the verifier reads only `<answer>…</answer>`. The questions of a comparison are chosen before
+anything is answered, so that the examples flatter nobody.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl_swarm.runs.following import GOOD, published
+from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.rollout import BUNDLE_BYTES, TOLERANCE, Rollout, decode
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.layout import Layout, node_of_file
 from rl_swarm.swarm.rounds import FIRST_STAGE
+from rl_swarm.tasks import PASS, parsed_answer
+from rl_swarm.tasks.styles import bare_answer
+
+RIGHT, NOT_READ, PARTLY, WRONG = "right", "right, but not in <answer>", "partly right", "wrong"
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One question, one answer to it, and its author."""
+    """One question, one answer to it, and its author. `reward` is the author's claim; `key` is the right answer, if known."""
 
     prompt: str
     text: str
     reward: float
     by: str
+    key: str | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether it has the full reward."""
+        return self.reward >= PASS
+
+    @property
+    def verdict(self) -> str:
+        """RIGHT at full reward, NOT_READ if only the form is wrong, PARTLY at a part of the reward, else WRONG."""
+        if self.good:
+            return RIGHT
+        if self.key is not None and parsed_answer(self.text) is None and bare_answer(self.text) == self.key.strip():
+            return NOT_READ
+        return PARTLY if self.reward >= TOLERANCE else WRONG
 
 
 @dataclass(frozen=True)
@@ -36,8 +57,42 @@ class Example:
 
     @property
     def turned(self) -> bool:
-        """From wrong to right."""
-        return self.before.reward < GOOD <= self.after.reward
+        """From less than the full reward to the full one."""
+        return self.after.good and not self.before.good
+
+
+def bundle_keys(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[str]:
+    """Return the files with a node's rollouts of a stage of a round."""
+    folder = layout.rollouts_of(number, stage)
+    return [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]
+
+
+def published(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[Rollout]:
+    """Return a node's rollouts of a stage of a round, without those that cannot be read now."""
+    found: list[Rollout] = []
+    for key in bundle_keys(store, layout, number, stage, node_id):
+        try:
+            found += decode(store.get(key, limit=BUNDLE_BYTES)).rollouts
+        except (NotFound, BadDocument):
+            continue
+    return found
+
+
+def completions_of(rollout: Rollout) -> list[Answered]:
+    question, by = rollout.question, f"{rollout.node_id} in round {rollout.round}"
+    return [Answered(question.prompt, done.text, done.reward, by, question.answer) for done in rollout.completions]
+
+
+def pick_pair(rollouts: Sequence[Rollout]) -> tuple[Answered | None, Answered | None]:
+    """Pick a completion with the full reward and the worst one; of one question if possible, since a node learns from that."""
+    goods, others = list[Answered](), list[Answered]()
+    for rollout in rollouts:
+        ranked = sorted(completions_of(rollout), key=lambda done: done.reward)
+        good, other = [done for done in ranked[-1:] if done.good], [done for done in ranked[:1] if not done.good]
+        if good and other:
+            return good[0], other[0]
+        goods, others = goods + good, others + other
+    return next(iter(goods), None), next(iter(others), None)
 
 
 def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nodes: Sequence[str]) -> list[Example]:
@@ -51,10 +106,8 @@ def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nod
 def _first_of_task(store: Store, layout: Layout, number: int, nodes: Sequence[str]) -> dict[str, Answered]:
     found: dict[str, Answered] = {}
     for rollout in (each for node in nodes for each in published(store, layout, number, FIRST_STAGE, node)):
-        question, by = rollout.question, f"{rollout.node_id} in round {rollout.round}"
-        if rollout.completions and question.task:
-            first = rollout.completions[0]
-            found.setdefault(question.task, Answered(question.prompt, first.text, first.reward, by))
+        if rollout.completions and rollout.question.task:
+            found.setdefault(rollout.question.task, completions_of(rollout)[0])
     return found
 
 

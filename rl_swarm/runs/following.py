@@ -10,19 +10,17 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from rl_swarm.errors import BadDocument, NotFound
-from rl_swarm.rollout import BUNDLE_BYTES, Rollout, decode
 from rl_swarm.runs import progress
+from rl_swarm.runs.examples import Answered, pick_pair, published
 from rl_swarm.runs.progress import EVENTS, METRICS
 from rl_swarm.runs.record import Round, State, valid
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, node_of_file
+from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import most_alive, read_registration
 
 MEAN_ROUNDS = 5  # rewards are shown as means of so many rounds
 REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
-GOOD = 0.5  # a completion with at least this reward is shown as a good one
 
 
 class Tail:
@@ -60,49 +58,6 @@ class Tail:
         return False, progress.segment_lines(self.store, [key for key in there if key not in before])
 
 
-def bundle_keys(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[str]:
-    """Return the files with a node's rollouts of a stage of a round."""
-    folder = layout.rollouts_of(number, stage)
-    return [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]
-
-
-def published(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[Rollout]:
-    """Return a node's rollouts of a stage of a round, without those that cannot be read now."""
-    found: list[Rollout] = []
-    for key in bundle_keys(store, layout, number, stage, node_id):
-        try:
-            found += decode(store.get(key, limit=BUNDLE_BYTES)).rollouts
-        except (NotFound, BadDocument):
-            continue
-    return found
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One completion with its question, and the reward that its node claims."""
-
-    node_id: str
-    round: int
-    prompt: str
-    text: str
-    reward: float
-
-
-def pick_samples(rollouts: Sequence[Rollout]) -> tuple[Sample | None, Sample | None]:
-    """Pick a good and a wrong completion; of one question if possible, since that is what a node learns from."""
-    goods, wrongs = list[Sample](), list[Sample]()
-    for rollout in rollouts:
-        ranked = [
-            Sample(rollout.node_id, rollout.round, rollout.question.prompt, done.text, done.reward)
-            for done in sorted(rollout.completions, key=lambda done: done.reward)
-        ]
-        good, wrong = [each for each in ranked[-1:] if each.reward >= GOOD], [each for each in ranked[:1] if each.reward < GOOD]
-        if good and wrong:
-            return good[0], wrong[0]
-        goods, wrongs = goods + good, wrongs + wrong
-    return next(iter(goods), None), next(iter(wrongs), None)
-
-
 @dataclass(frozen=True)
 class NodeMoment:
     node_id: str
@@ -124,8 +79,8 @@ class Moment:
     last_round_at: float | None
     nodes: tuple[NodeMoment, ...]
     curve: tuple[tuple[int, float], ...]
-    good: Sample | None
-    wrong: Sample | None
+    good: Answered | None
+    other: Answered | None  # with less than the full reward
 
     @property
     def complete(self) -> bool:
@@ -177,8 +132,8 @@ class Following:
         self.layout = layout
         self.max_rounds = max_rounds
         self._nodes: dict[str, _Followed] = {}
-        self._good: Sample | None = None
-        self._wrong: Sample | None = None
+        self._good: Answered | None = None
+        self._other: Answered | None = None
 
     def look(self) -> Moment:
         """Read what is new; raise StoreAway if the store does not answer."""
@@ -197,7 +152,7 @@ class Following:
             nodes=tuple(self._nodes[node_id].moment() for node_id in sorted(self._nodes)),
             curve=mean_curve([node.rows for node in self._nodes.values()]),
             good=self._good,
-            wrong=self._wrong,
+            other=self._other,
         )
 
     def _meet(self, node_id: str) -> None:
@@ -207,11 +162,11 @@ class Following:
             self._nodes[node_id] = _Followed(node_id, registration.node_role, metrics, events)
 
     def _sample(self, number: int, stage: int, node_id: str) -> None:
-        """Show completions of the newest round; keep the good or the wrong one of before if there is no new one."""
+        """Show completions of the newest round; keep one of before if there is no new one."""
         rollouts = published(self.store, self.layout, number, stage, node_id)
         turn = number % len(rollouts) if rollouts else 0  # show different questions in turn
-        good, wrong = pick_samples([*rollouts[turn:], *rollouts[:turn]])
-        self._good, self._wrong = good or self._good, wrong or self._wrong
+        good, other = pick_pair([*rollouts[turn:], *rollouts[:turn]])
+        self._good, self._other = good or self._good, other or self._other
 
 
 def mean_curve(nodes: Sequence[Mapping[int, Round]]) -> tuple[tuple[int, float], ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from rl_swarm.errors import BadDocument, ConfigError, NotFound, StoreError
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import bundle_keys
+from rl_swarm.runs.examples import bundle_keys
 from rl_swarm.runs.progress import EVENTS, METRICS, data_of
 from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line

@@ -131,7 +131,7 @@ def _example(examples: Sequence[Example]) -> list[str]:
 
 
 def _answer(answer: Answered) -> str:
-    return f"{answer.by}: {flat(answer.text) or '(nothing)'}  (reward {answer.reward:.2f})"
+    return f"{answer.by}: {flat(answer.text) or '(nothing)'}  (reward {number(answer.reward, 2)})"
 
 
 def next_steps(experiment: str, places: Places, program: str) -> list[str]:

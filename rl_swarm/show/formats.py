@@ -10,7 +10,8 @@ LONGEST_SHOWN = 2000  # characters of a text that are shown
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    return NOTHING if value is None else f"{value:.{digits}f}"
+    """Write a number, and never a minus before a zero."""
+    return NOTHING if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def percent(value: float | None, form: str = ".0%") -> str:

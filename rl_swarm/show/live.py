@@ -16,7 +16,8 @@ from rich.text import Text
 
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import StoreAway
-from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment, Sample
+from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered
+from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment
 from rl_swarm.runs.progress import ExperimentStatus
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.formats import ago, duration, flat, number
@@ -27,6 +28,7 @@ FRAME_SECONDS = 0.4  # between two frames; each costs about 15 ms of a core that
 LINE_SECONDS = 5.0  # between two lines without a terminal
 SAMPLE_LINES = 2  # of a question, and of its completion
 LEAST_CURVE, MOST_CURVE = 3, 12  # lines of the reward curve
+VERDICTS = {RIGHT: "green", NOT_READ: "yellow", PARTLY: "yellow", WRONG: "red"}
 BLOCKS = " ▁▂▃▄▅▆▇█"
 COLUMNS = {"since": 72, "round": 30, "reward": 40, "own": 50, "peers'": 50, "tokens/s": 66}  # the width at which each is shown
 MEASURE = Console(file=io.StringIO())  # wrapping a text needs any console
@@ -248,21 +250,22 @@ def _at_columns(points: Sequence[tuple[int, float]], last: int, columns: int) ->
 
 
 def _samples(moment: Moment, width: int) -> Table:
-    """A good and a wrong completion side by side, always of the same height."""
+    """A completion with the full reward and one with less, side by side, always of the same height."""
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(ratio=1)
     wide = (width - 2) // 2
-    grid.add_row(_sample("good", "green", moment.good, wide), _sample("wrong", "red", moment.wrong, wide))
+    grid.add_row(_sample(moment.good, RIGHT, wide), _sample(moment.other, WRONG, wide))
     return grid
 
 
-def _sample(kind: str, style: str, sample: Sample | None, width: int) -> Group:
-    if sample is None:
-        return Group(Text(f"no {kind} completion yet", style="dim"), *[Text()] * (2 * SAMPLE_LINES))
-    title = Text.assemble((kind, f"bold {style}"), f"  reward {sample.reward:.2f}  {visible(sample.node_id)}, round {sample.round}")
+def _sample(shown: Answered | None, wanted: str, width: int) -> Group:
+    if shown is None:
+        return Group(Text(f"no {wanted} completion yet", style="dim"), *[Text()] * (2 * SAMPLE_LINES))
+    style = VERDICTS[shown.verdict]
+    title = Text.assemble((shown.verdict, f"bold {style}"), f"  reward {number(shown.reward, 2)}  {visible(shown.by)}")
     title.truncate(width, overflow="ellipsis")
-    return Group(title, *_cut(sample.prompt, width, "dim"), *_cut(sample.text or "(nothing)", width, style))
+    return Group(title, *_cut(shown.prompt, width, "dim"), *_cut(shown.text or "(nothing)", width, style))
 
 
 def _cut(text: str, width: int, style: str) -> list[Text]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rl_swarm.runs.examples import Answered, Example
-from rl_swarm.runs.following import GOOD, MEAN_ROUNDS
+from rl_swarm.runs.following import MEAN_ROUNDS
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change, Summary
 from rl_swarm.show.card import DAMAGED, honest_note, times, title, what_held_out_is, what_reward_is
@@ -134,8 +134,8 @@ def _asked(example: Example) -> Html:
 
 
 def _answer(answer: Answered) -> Html:
-    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", "good" if answer.reward >= GOOD else "wrong")
-    return join((shown, element("span", f"{answer.by}, reward {answer.reward:.2f}", "faint")))
+    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", "good" if answer.good else "wrong")
+    return join((shown, element("span", f"{answer.by}, reward {number(answer.reward, 2)}", "faint")))
 
 
 def draw(summary: Summary) -> Picture:

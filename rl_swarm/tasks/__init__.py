@@ -7,12 +7,13 @@
     bench.py       make one question, judge one answer; runs inside the helper
     gates.py       which answers a verifier may be given
     levels.py      a task's difficulty levels
+    styles.py      read an answer in any style, for people and for style-blind accuracy
 
 Importing this package is cheap, and a node never imports reasoning_gym: its helper does.
 """
 
 from rl_swarm.tasks.helper import try_loading, warm_up
-from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, Tasks, parsed_answer
+from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, PASS, Tasks, parsed_answer
 from rl_swarm.tasks.spec import (
     NOT_INSTALLED,
     TASK_PRESETS,
@@ -27,6 +28,7 @@ from rl_swarm.tasks.spec import (
 __all__ = [
     "HELD_OUT_PER_TASK",
     "NOT_INSTALLED",
+    "PASS",
     "TASK_PRESETS",
     "TaskSpec",
     "Tasks",

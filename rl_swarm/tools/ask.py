@@ -185,13 +185,13 @@ def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example
     first: dict[str, Question] = {}
     for question in tasks.held_out():
         first.setdefault(question.task or "", question)
+    def scored(question: Question, text: str, by: str) -> Answered:
+        return Answered(question.prompt, text, tasks.score(question, text), by, question.answer)
+
+    base, after_training = f"the base model, {trained.policy.name}", f"{trained.node_id} at round {trained.round}"
     asked = zip(first.items(), trained.answer(list(first.values())), strict=True)
     return [
-        Example(
-            task,
-            Answered(question.prompt, before, tasks.score(question, before), f"the base model, {trained.policy.name}"),
-            Answered(question.prompt, after, tasks.score(question, after), f"{trained.node_id} at round {trained.round}"),
-        )
+        Example(task, scored(question, before, base), scored(question, after, after_training))
         for (task, question), (before, after) in asked
     ]
 

@@ -26,8 +26,8 @@ from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.results import load, path_of
 from rl_swarm.rollout import decode, is_plain
 from rl_swarm.runs import progress
-from rl_swarm.runs.examples import published_examples
-from rl_swarm.runs.following import Following, published
+from rl_swarm.runs.examples import published, published_examples
+from rl_swarm.runs.following import Following
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.show.card import Places, sections

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rl_swarm.clock import Clock
-from rl_swarm.rollout import Completion, Question, Rollout
-from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Moment, Tail, mean_curve, pick_samples, published
+from rl_swarm.runs.examples import published
+from rl_swarm.runs.following import REMEMBERED_BYTES, Following, Moment, Tail, mean_curve
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
@@ -183,21 +183,7 @@ def test_a_row_of_another_stage_is_shown_with_the_completions_of_that_stage(
     SampleRun(store, tmp_path).play(1)
     assert published(store, LAYOUT, 0, 0, "w1") == []
     assert [each.id for each in published(store, LAYOUT, 0, 1, "w1")] == ["w1/0/1/0", "w1/0/1/1"]
-    assert Following(store, LAYOUT, 16).look().wrong is not None
-
-
-def rollout(*rewards: float, prompt: str = "q") -> Rollout:
-    return Rollout(Question(prompt), tuple(Completion(f"{reward}", reward) for reward in rewards), "w1", 0)
-
-
-def test_a_good_and_a_wrong_completion_are_of_one_question_where_there_is_one() -> None:
-    good, wrong = pick_samples([rollout(0.0, 0.0, prompt="a"), rollout(1.0, 1.0, prompt="b"), rollout(0.2, 0.9, 0.1, prompt="c")])
-    assert good is not None and (good.prompt, good.reward) == ("c", 0.9)
-    assert wrong is not None and (wrong.prompt, wrong.reward) == ("c", 0.1)
-    good, wrong = pick_samples([rollout(0.0, 0.1, prompt="a"), rollout(1.0, 1.0, prompt="b")])
-    assert good is not None and good.prompt == "b"
-    assert wrong is not None and wrong.prompt == "a"
-    assert pick_samples([]) == (None, None)
+    assert Following(store, LAYOUT, 16).look().other is not None
 
 
 def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path) -> None:
@@ -207,11 +193,11 @@ def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path)
     run.play(1)
     first = following.look()
     assert first.good is None, "nothing was right yet"
-    assert first.wrong is not None and first.wrong.text == HOSTILE
+    assert first.other is not None and first.other.text == HOSTILE
     run.play(9)
     last = following.look()
-    assert last.good is not None and (last.good.node_id, last.good.round, last.good.reward) == ("w3", 9, 1.0)
-    assert last.wrong is not None and last.wrong.prompt == last.good.prompt
+    assert last.good is not None and (last.good.by, last.good.reward) == ("w3 in round 9", 1.0)
+    assert last.other is not None and last.other.prompt == last.good.prompt
 
 
 def measured(number: int, reward: float) -> Round:

@@ -11,7 +11,8 @@ from hypothesis import strategies as some
 from rich.console import Console
 
 from rl_swarm.errors import StoreAway
-from rl_swarm.runs.following import Following, Moment, NodeMoment, Sample
+from rl_swarm.runs.examples import Answered
+from rl_swarm.runs.following import Following, Moment, NodeMoment
 from rl_swarm.runs.progress import ExperimentStatus, NodeStatus
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.formats import ago, duration, flat
@@ -65,7 +66,7 @@ def test_a_row_shows_what_the_node_has_recorded(run: SampleRun) -> None:
     mean = sum(own_rows(run, node_id)[-1]["reward"] for node_id in run.workers) / 3
     assert f"now {mean:.3f}" in text
     assert "10 of 16 rounds" in text and "11 s left" in text
-    assert "<answer>" in text and "good  reward 1.00" in text and "wrong  reward 0.00" in text
+    assert "<answer>" in text and "right  reward 1.00" in text and "wrong  reward 0.00" in text
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -94,7 +95,7 @@ def test_the_picture_grows_with_the_terminal(run: SampleRun) -> None:
 
 
 def hostile_moment() -> Moment:
-    sample = Sample(HOSTILE, 3, f"prompt {HOSTILE}\nline", HOSTILE, 0.0)
+    sample = Answered(f"prompt {HOSTILE}\nline", HOSTILE, 0.0, HOSTILE)
     node = NodeMoment(HOSTILE, "worker", f"failed: {HOSTILE}", 0.0, None, None)
     return Moment(HOSTILE, 10, 4, 1.0, 0.0, (node,), ((0, 0.5),), sample, sample)
 

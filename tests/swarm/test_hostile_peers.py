@@ -24,7 +24,7 @@ from rl_swarm.node.learner import checkpoint_rounds
 from rl_swarm.node.worker import Learner, Worker
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import published
+from rl_swarm.runs.examples import published
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments

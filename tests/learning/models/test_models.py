@@ -318,7 +318,7 @@ def test_auto_takes_a_model_by_memory_and_seed() -> None:
 
 
 def test_naming_models_imports_no_torch() -> None:
-    code = "import sys, rl_swarm.learning.models.styles; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)"
+    code = "import sys, rl_swarm.tasks.styles; assert not {'torch', 'transformers', 'peft'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

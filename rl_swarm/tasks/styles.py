@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from rl_swarm.rollout import Question
-from rl_swarm.tasks import parsed_answer
+from rl_swarm.tasks.questions import parsed_answer
 
 TAGGED = "<answer>{}</answer>"
 
