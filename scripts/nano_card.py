@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from rl_swarm.tasks.styles import STYLES, style_blind_score, style_of
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.tasks.styles import STYLES, style_blind_score, style_of
 
 QUESTIONS, COMPLETIONS = 600, 8  # measured
 ROUNDS, OWN, GROUP, LEARNING_RATE = 60, 8, 8, 3e-4  # of reinforcement learning, alone

@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 from nano_card import card, measure, reinforce
 
 from rl_swarm.learning.models import resolve_nano_folder
-from rl_swarm.tasks.styles import STYLES
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.tasks import Tasks, parse_tasks, tasks_version
+from rl_swarm.tasks.styles import STYLES
 
 SEED = 7
 STEPS = 1300

@@ -6,9 +6,10 @@ Both stand side by side, so that learning to write `<answer>…</answer>` is nev
 from statistics import fmean
 from typing import Any
 
-from rl_swarm.tasks.styles import style_blind_score
 from rl_swarm.learning.policy import Policy
 from rl_swarm.tasks import PASS, Tasks
+from rl_swarm.tasks.styles import style_blind_score
+
 
 class HeldOut:
     """Call it to measure the policy as it is now; the figures have their names in the record."""

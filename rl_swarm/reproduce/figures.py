@@ -1,89 +1,130 @@
 """Draw the paper's two figures, reward by arm and all arms together, and three that it leaves out: cost, horizon and ablations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rl_swarm.reproduce.analysis import Analysis, ArmResult
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
-from rl_swarm.show.drawing import Picture, Shades, picture, round_axis, smooth
+from rl_swarm.show.drawing import Panel, Shades, round_axis, smooth
 from rl_swarm.show.formats import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ARM_COLOURS = ("#6b7280", "#56a0d3", "#0b6bcb", "#c2570c", "#009e73", "#cc79a7", "#8c8c00", "#7a7fd1")
 COST_LABELS = {"generated": "thousand tokens written by a node", "compute": "the same, and 3 for each token trained on"}
 
 
-def draw_all(analysis: Analysis) -> dict[str, Picture]:
+@dataclass(frozen=True)
+class Figure:
+    """Panels that belong together, under one title and above one caption."""
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+
+
+def make_figures(analysis: Analysis) -> Mapping[str, Figure]:
     """Every figure that these results allow, by name."""
-    columns = min(2, len(analysis.table))
-    rows = -(-len(analysis.table) // columns)
-    drawn = {
-        "rewards": picture(5.2 * columns, 3.1 * rows, lambda figure, shades: _draw_panels(figure, shades, analysis, rows, columns)),
-        "smoothed": picture(10.5, 4.2, lambda figure, _: _draw_together(figure, analysis.table)),
-        "cost": picture(10.5, 4.2, lambda figure, _: _draw_cost(figure, analysis.table)),
+    arms = analysis.table
+    top = 1.05 * max(max(arm.mean_curve(name)) for arm in arms for name in ("own", "high")) or 1.0
+    mixed = [smooth(arm.mean_curve("mixed"), SMOOTHED_ROUNDS) for arm in arms]
+    both = 1.05 * max(max(curve) for curve in [*mixed, *(arm.mean_curve("smoothed") for arm in arms)]) or 1.0
+    made = {
+        "rewards": Figure(
+            "Own reward of every arm",
+            "Reward over own rollouts, one panel an arm. Dots are rounds, the line is smoothed, the band reaches from the lowest "
+            "to the highest node; all are means over seeds. The dotted line is the threshold.",
+            [
+                Panel(partial(_draw_arm, arm=arm, place=place, threshold=analysis.threshold, top=top), f"Own reward of {arm.name}")
+                for place, arm in enumerate(arms)
+            ],
+        ),
+        "smoothed": Figure(
+            "All arms together, and what an inflated measure would show",
+            "All arms, smoothed. First the reward of each node's own completions, then the measure that also counts external "
+            "rollouts, which were chosen for being informative: it rises without any learning.",
+            [
+                Panel(partial(_draw_own, arms=arms, top=both), "Own reward of all arms"),
+                Panel(partial(_draw_mixed, arms=arms, curves=mixed, top=both), "Mixed reward of all arms"),
+            ],
+        ),
+        "cost": Figure(
+            "Own reward at equal cost",
+            "The same reward against the cost of a node.",
+            [Panel(partial(_draw_cost, arms=arms, cost=cost), f"Own reward against {COST_LABELS[cost]}") for cost in COST_LABELS],
+        ),
     }
     if analysis.comparisons:
-        drawn["horizon"] = picture(10.5, 3.6, lambda figure, shades: _draw_horizon(figure, shades, analysis))
-    if len(analysis.table) < len(analysis.arms):
+        made["horizon"] = Figure(
+            "The gain for every horizon",
+            "The gain against the split without sharing for every horizon that could have been chosen. The first rounds, in which "
+            "next to nothing is paid, are left out.",
+            [Panel(partial(_draw_horizon, analysis=analysis), "Gain by horizon")],
+        )
+    if len(arms) < len(analysis.arms):
         named = (analysis.best, analysis.baseline.name)
-        arms = [arm for arm in reversed(analysis.arms) if arm.arm.ablation or arm.name in named]
-        drawn["ablations"] = picture(10.5, 0.6 + 0.38 * len(arms), lambda figure, shades: _draw_ablations(figure, shades, arms))
-    return drawn
+        changed = [arm for arm in reversed(analysis.arms) if arm.arm.ablation or arm.name in named]
+        made["ablations"] = Figure(
+            "The best split, changed in one way",
+            "The effect of changing the best split in one way.",
+            [
+                Panel(
+                    partial(_draw_ablations, arms=changed),
+                    "Cumulative own reward of the ablations",
+                    height=0.9 + 0.38 * len(changed),
+                )
+            ],
+        )
+    return made
 
 
-def _draw_panels(figure: "Figure", shades: Shades, analysis: Analysis, rows: int, columns: int) -> None:
-    """A panel for each arm: the mean over nodes and seeds, in the band between the lowest and the highest node."""
-    first: Axes | None = None
-    for place, arm in enumerate(analysis.table):
-        axes = figure.add_subplot(rows, columns, place + 1, sharex=first, sharey=first)
-        first = first or axes
-        colour, own = _colour(place), arm.mean_curve("own")
-        rounds = range(1, len(own) + 1)
-        axes.plot(rounds, own, ".", color=colour, alpha=0.3, markersize=3)
-        axes.fill_between(rounds, arm.mean_curve("low"), arm.mean_curve("high"), color=colour, alpha=0.18, linewidth=0)
-        axes.plot(rounds, arm.mean_curve("smoothed"), color=colour, linewidth=2.2)
-        axes.set_title(f"{arm.name}: cumulative {arm.mean('cumulative'):.2f}, {len(arm.cells)} seeds")
-        axes.axhline(analysis.threshold, color=shades.faint, linewidth=0.8, linestyle=":")
-        _finish(axes, "own reward")
-    assert first is not None
-    highest = max(max(arm.mean_curve(name)) for arm in analysis.table for name in ("own", "high"))
-    first.set_ylim(0, 1.05 * highest or 1.0)  # the panels share the scale of the first
+def _draw_arm(axes: "Axes", shades: Shades, *, arm: ArmResult, place: int, threshold: float, top: float) -> None:
+    """The mean over nodes and seeds, in the band between the lowest and the highest node; all arms on one scale."""
+    colour, own = _colour(place), arm.mean_curve("own")
+    rounds = range(1, len(own) + 1)
+    axes.plot(rounds, own, ".", color=colour, alpha=0.3, markersize=3)
+    axes.fill_between(rounds, arm.mean_curve("low"), arm.mean_curve("high"), color=colour, alpha=0.18, linewidth=0)
+    axes.plot(rounds, arm.mean_curve("smoothed"), color=colour, linewidth=2.2)
+    axes.set_title(f"{arm.name}: cumulative {arm.mean('cumulative'):.2f}, {len(arm.cells)} seeds")
+    axes.axhline(threshold, color=shades.faint, linewidth=0.8, linestyle=":")
+    _finish(axes, "own reward")
+    axes.set_ylim(0, top)
 
 
-def _draw_together(figure: "Figure", arms: Sequence[ArmResult]) -> None:
-    """Reward over own rollouts beside the mixed measure, on one scale: the difference between the two is no learning."""
-    left = figure.add_subplot(1, 2, 1)
-    right = figure.add_subplot(1, 2, 2, sharey=left)
+def _draw_own(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult], top: float) -> None:
+    _draw_lines(axes, arms, [arm.mean_curve("smoothed") for arm in arms])
+    axes.set_title(f"Own rollouts, mean of {SMOOTHED_ROUNDS} rounds")
+    axes.set_ylim(0, top)
+
+
+def _draw_mixed(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult], curves: Sequence[Sequence[float]], top: float) -> None:
+    """The mixed measure on the scale of the other: the difference between the two is no learning."""
+    _draw_lines(axes, arms, curves)
+    axes.set_title("Mixed with chosen external ones: inflated")
+    axes.set_ylim(0, top)
+
+
+def _draw_lines(axes: "Axes", arms: Sequence[ArmResult], curves: Sequence[Sequence[float]]) -> None:
+    for place, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
+        _draw_line(axes, place, arm, range(1, len(curve) + 1), curve)
+    axes.legend(frameon=False)
+    _finish(axes, "reward")
+
+
+def _draw_cost(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult], cost: str) -> None:
     for place, arm in enumerate(arms):
-        smoothed = arm.mean_curve("smoothed")
-        rounds = range(1, len(smoothed) + 1)
-        _draw_line(left, place, arm, rounds, smoothed)
-        _draw_line(right, place, arm, rounds, smooth(arm.mean_curve("mixed"), SMOOTHED_ROUNDS))
-    left.set_title(f"Own rollouts, mean of {SMOOTHED_ROUNDS} rounds")
-    right.set_title("Mixed with chosen external ones: inflated")
-    left.legend(frameon=False)
-    _finish(left, "reward")
-    _finish(right)
+        thousands = [spent / arm.arm.nodes / 1000 for spent in arm.mean_curve(cost)]
+        _draw_line(axes, place, arm, thousands, arm.mean_curve("smoothed"))
+    axes.set_title("Own reward at equal cost")
+    axes.legend(frameon=False)
+    _finish(axes, "own reward", COST_LABELS[cost])
 
 
-def _draw_cost(figure: "Figure", arms: Sequence[ArmResult]) -> None:
-    left = figure.add_subplot(1, 2, 1)
-    right = figure.add_subplot(1, 2, 2, sharey=left)
-    for axes, (cost, label) in zip((left, right), COST_LABELS.items(), strict=True):
-        for place, arm in enumerate(arms):
-            thousands = [spent / arm.arm.nodes / 1000 for spent in arm.mean_curve(cost)]
-            _draw_line(axes, place, arm, thousands, arm.mean_curve("smoothed"))
-        _finish(axes, "own reward" if axes is left else "", label)
-    left.set_title("Own reward at equal cost")
-    left.legend(frameon=False)
-
-
-def _draw_horizon(figure: "Figure", shades: Shades, analysis: Analysis) -> None:
+def _draw_horizon(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
     """The gain that any other horizon would have given, for those who doubt the rule."""
-    axes = figure.add_subplot(1, 1, 1)
     for place, arm in enumerate(analysis.table[1:], start=1):
         gains = analysis.gain_by_horizon(arm)
         _draw_line(axes, place, arm, [number for number, _ in gains], [gain for _, gain in gains])
@@ -95,9 +136,8 @@ def _draw_horizon(figure: "Figure", shades: Shades, analysis: Analysis) -> None:
     axes.set_ylim(auto=True)
 
 
-def _draw_ablations(figure: "Figure", shades: Shades, arms: Sequence[ArmResult]) -> None:
+def _draw_ablations(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult]) -> None:
     """Cumulative own reward of the arms that change the best split, each seed a dot."""
-    axes = figure.add_subplot(1, 1, 1)
     for place, arm in enumerate(arms):
         values = [cell.measures["cumulative"] for cell in arm.cells.values()]
         mean = sum(values) / len(values)

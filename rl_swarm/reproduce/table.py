@@ -12,24 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from rl_swarm.reproduce.analysis import Analysis, ArmResult, Comparison, rounds_to, sentences
-from rl_swarm.reproduce.figures import draw_all
+from rl_swarm.reproduce.figures import Figure, make_figures
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
 from rl_swarm.reproduce.results import COLLAPSED, TRAINED_COST, CellResult
-from rl_swarm.show.drawing import Picture
-from rl_swarm.show.formats import NOTHING, number, percent
-from rl_swarm.show.page import Html, bullets, element, image, make_page, settings_table, table
+from rl_swarm.show.drawing import in_rows, sheet
+from rl_swarm.show.formats import NOTHING, date, number, percent
+from rl_swarm.show.page import Html, bullets, element, join, make_page, plots, settings_table, table
 
 PAGE = "report.html"
-CAPTIONS = {
-    "rewards": "Reward over own rollouts, one panel an arm. Dots are rounds, the line is smoothed, the band reaches from the "
-    "lowest to the highest node; all are means over seeds. The dotted line is the threshold.",
-    "smoothed": "All arms, smoothed. Left the reward of each node's own completions. Right the measure that also counts external "
-    "rollouts, which were chosen for being informative: it rises without any learning.",
-    "cost": "The same reward against the cost of a node.",
-    "horizon": "The gain against the split without sharing for every horizon that could have been chosen. The first rounds, in "
-    "which next to nothing is paid, are left out.",
-    "ablations": "The effect of changing the best split in one way.",
-}
 WORDS = Html(
     "Cumulative is the sum over rounds of the mean over nodes of the reward of <em>own</em> completions. Final is the mean of the "
     f"last tenth of the rounds. Smoothed is over {SMOOTHED_ROUNDS} rounds. Held-out is greedy accuracy on questions that nobody "
@@ -57,9 +47,9 @@ def write_report(analysis: Analysis, folder: Path, provenance: Provenance) -> Pa
     write_csv(analysis, folder)
     results = json.dumps(asdict(provenance) | _results(analysis), indent=1, sort_keys=True)
     (folder / "results.json").write_text(results + "\n", "utf-8")
-    figures = draw_all(analysis)
-    for name, drawn in figures.items():
-        (folder / f"{name}.png").write_bytes(drawn.light)
+    figures = make_figures(analysis)
+    for name, figure in figures.items():
+        (folder / f"{name}.png").write_bytes(sheet(figure.title, facts(analysis), in_rows(figure.panels)))
     (folder / PAGE).write_text(table_page(analysis, figures, provenance), "utf-8")
     return folder / PAGE
 
@@ -131,17 +121,18 @@ def _results(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def table_page(analysis: Analysis, figures: Mapping[str, Picture], provenance: Provenance) -> str:
+def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Provenance) -> str:
     found = sentences(analysis)
     test = "The test is a paired permutation test on cumulative own reward, two-sided."
     return make_page(
         "Does sharing help?",
-        element("p", provenance.about, "faint"),
+        element("p", facts(analysis), "faint"),
+        element("p", provenance.about),
         *(element("p", sentence, "note") for sentence in found[:1]),
         bullets(found[1:]),
         element("h2", "The table"),
         _rewards(analysis),
-        *(image(drawn, name, CAPTIONS[name]) for name, drawn in figures.items()),
+        *(join((element("h3", each.title), plots(each.panels), element("p", each.caption, "faint"))) for each in figures.values()),
         element("h2", "Cost"),
         _costs(analysis),
         _equal_costs(analysis),
@@ -158,6 +149,15 @@ def table_page(analysis: Analysis, figures: Mapping[str, Picture], provenance: P
         element("h2", "Versions"),
         table(("", ""), sorted(provenance.versions.items())),
     )
+
+
+def facts(analysis: Analysis) -> str:
+    """What a picture or a page is of, in one line."""
+    cells = [cell for _, _, cell in _each(analysis)]
+    model = cells[0].cell.settings.get("MODEL_NAME", "?")
+    rounds, ended = max(len(cell.by_round) for cell in cells), max(row.timestamp for cell in cells for row in cell.rows)
+    swarms = f"{len(cells)} swarms of {analysis.baseline.arm.nodes} nodes, {rounds} rounds"
+    return f"{swarms} · model {model} · last round {date(ended)}"
 
 
 def _by_arm(analysis: Analysis, columns: Mapping[str, Callable[[ArmResult], object]], caption: str) -> Html:

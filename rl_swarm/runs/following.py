@@ -150,7 +150,7 @@ class Following:
             pace=_pace(ends),
             last_round_at=ends[max(ends)] if ends else None,
             nodes=tuple(self._nodes[node_id].moment() for node_id in sorted(self._nodes)),
-            curve=mean_curve([node.rows for node in self._nodes.values()]),
+            curve=mean_curve([{number: row.reward for number, row in node.rows.items()} for node in self._nodes.values()]),
             good=self._good,
             other=self._other,
         )
@@ -169,12 +169,12 @@ class Following:
         self._good, self._other = good or self._good, other or self._other
 
 
-def mean_curve(nodes: Sequence[Mapping[int, Round]]) -> tuple[tuple[int, float], ...]:
+def mean_curve(nodes: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:
     """Average the nodes' own rewards round by round; the newest round once as many nodes have done it as the one before."""
     rewards: dict[int, list[float]] = {}
-    for rows in nodes:
-        for number, row in rows.items():
-            rewards.setdefault(number, []).append(row.reward)
+    for each in nodes:
+        for number, reward in each.items():
+            rewards.setdefault(number, []).append(reward)
     numbers = sorted(rewards)
     if len(numbers) > 1 and len(rewards[numbers[-1]]) < len(rewards[numbers[-2]]):
         del numbers[-1]

@@ -1,29 +1,37 @@
 """Summarise a run as plain data for the card, the picture and the page, from its published files alone.
 
 Only registered workers count, and only they are credited with rollouts. Damaged files are left out and named, so that nobody takes
-the rest for the whole. Nothing here draws, prints or writes.
+the rest for the whole. Of a journal only figures are kept, and of very long ones the newest rows are read: a report stays quick and
+small. Nothing here draws, prints or writes.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any, TypeVar
 
 import msgspec
 
+from rl_swarm.config import load
 from rl_swarm.document import SMALL_BYTES, Label, unseal
-from rl_swarm.errors import BadDocument, NotFound
+from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import mean_curve
-from rl_swarm.runs.progress import EVENTS, METRICS, data_of
-from rl_swarm.runs.record import Evaluated, Round, by_round, valid
+from rl_swarm.runs.progress import EVENTS, JOURNAL_BYTES, METRICS
+from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import most_alive, read_registration
 
 FIRST_ROUNDS = 3
 LAST_ROUNDS = 10
+MOST_ROWS_OF_ALL = 200_000  # rows of a journal, of all workers together: the newest
+JOURNAL_BYTES_OF_ALL = 1 << 30
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,9 @@ class Summary:
     versions: Mapping[str, str]
     nodes: tuple[NodeSummary, ...]
     rounds: int
+    max_rounds: int | None  # as the settings say
     seconds: float
+    last_round_at: float | None
     first_rounds: tuple[int, ...]  # `reward.before` is their mean
     last_rounds: tuple[int, ...]
     reward: Change
@@ -74,36 +84,43 @@ class Summary:
     uses: Mapping[tuple[str, str], int]  # (learner, author): how often the one trained on the other's rollouts
     damaged: tuple[str, ...] = ()  # files missing at least in part from these figures, and why
 
+    @property
+    def model(self) -> str:
+        return ", ".join(sorted({node.model for node in self.nodes})) or "no model"
 
-def summarise(store: Store, layout: Layout) -> Summary:
-    """Read a whole run; raise StoreAway if the store does not answer."""
-    files = _Files(store, layout)
-    workers = files.workers()
-    rows = {node: files.measured(node) for node in workers}
+
+def summarise(store: Store, layout: Layout, founder: str | None = None) -> Summary:
+    """Read a whole run; raise StoreAway if the store does not answer, and ConfigError if the run is not `founder`'s."""
+    files = _Files(store, layout, founder)
+    workers = files.workers
+    played = {node: files.played(node) for node in workers}
     evaluated = {node: files.evaluated(node) for node in workers}
-    uses = count_uses(rows)
-    numbers = sorted({number for each in rows.values() for number in each})
+    uses = {(node, author): count for node, each in played.items() for author, count in each.authors.items()}
+    rewards = [each.rewards for each in played.values()]
+    numbers = sorted({number for each in rewards for number in each})
     first, last = ends_of(numbers)
     experiment = files.experiment()
-    moments = [row.timestamp for each in rows.values() for row in each.values()]
-    began = experiment.created_at if experiment else min(moments, default=0.0)
+    ends = [each.last_at for each in played.values() if each.rewards]
+    begins = [experiment.created_at] if experiment else [each.first_at for each in played.values() if each.rewards]
     evaluations = mean_evaluations(list(evaluated.values()))
     return Summary(
         experiment=layout.experiment_name,
         settings=dict(experiment.settings) if experiment else {},
         versions=files.versions(workers) | ({"tasks": experiment.tasks_version} if experiment else {}),
-        nodes=tuple(_node(node, workers[node], rows[node], evaluated[node], uses) for node in workers),
+        nodes=tuple(_node(node, workers[node], played[node], evaluated[node], uses) for node in workers),
         rounds=len(numbers),
-        seconds=max(0.0, max(moments, default=began) - began),
+        max_rounds=files.max_rounds(experiment),
+        seconds=max(0.0, max(ends) - min(begins)) if ends else 0.0,
+        last_round_at=max(ends, default=None),
         first_rounds=first,
         last_rounds=last,
-        reward=Change(_mean_reward(rows.values(), first), _mean_reward(rows.values(), last)),
+        reward=Change(_mean_reward(rewards, first), _mean_reward(rewards, last)),
         held_out=_ends_of_evaluation(evaluations, "held_out"),
         style_blind=_ends_of_evaluation(evaluations, "held_out_style_blind"),
         held_out_questions=max((each.held_out_questions for each in evaluations), default=0),
         evaluations=evaluations,
-        rewards={node: tuple((number, row.reward) for number, row in each.items()) for node, each in rows.items()},
-        mean_rewards=mean_curve(list(rows.values())),
+        rewards={node: tuple(each.rewards.items()) for node, each in played.items()},
+        mean_rewards=mean_curve(rewards),
         uses=uses,
         damaged=tuple(files.damaged),
     )
@@ -114,13 +131,33 @@ class _SystemInfo(msgspec.Struct, frozen=True):
     python: Label = ""
 
 
+class _Event(msgspec.Struct, frozen=True):
+    event_type: Any = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@dataclass
+class _Played:
+    """The figures of a worker's rounds; the rows themselves are not kept."""
+
+    rewards: dict[int, float] = field(default_factory=dict)  # in the order of the rounds
+    authors: Counter[str] = field(default_factory=Counter)  # whose rollouts it trained on, and how often
+    own_used: int = 0
+    tokens: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+
 class _Files:
     """The files of one run. `damaged` names those that could not be used in full."""
 
-    def __init__(self, store: Store, layout: Layout) -> None:
+    def __init__(self, store: Store, layout: Layout, founder: str | None) -> None:
         self.store = store
         self.layout = layout
         self.damaged: list[str] = []
+        self.workers = self._workers(founder)
+        self._most_rows = MOST_ROWS_OF_ALL // max(1, len(self.workers))
+        self._most_bytes = min(JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL // max(1, len(self.workers)))
 
     def experiment(self) -> Experiment | None:
         try:
@@ -131,30 +168,51 @@ class _Files:
             self._damaged(self.layout.experiment, error)
             return None
 
-    def workers(self) -> dict[str, str]:
+    def max_rounds(self, experiment: Experiment | None) -> int | None:
+        try:
+            return load({}, shared=experiment.settings).max_rounds if experiment else None
+        except ConfigError as error:
+            self._damaged(self.layout.experiment, error)
+            return None
+
+    def _workers(self, founder: str | None) -> dict[str, str]:
         """Registered workers and the model that each says it trains."""
+        signatures = experiments.reader(self.store, self.layout, founder)
         names, left_out = most_alive(self.store, self.layout)
         if left_out:
             self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")
-        found = {node: read_registration(self.store, self.layout, node) for node in names}
+        found = {node: read_registration(self.store, self.layout, node, signatures) for node in names}
         for node in (node for node, registration in found.items() if registration is None):
             self._damaged(self.layout.peer(node), "no readable registration, so the node is left out")
         return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
 
-    def measured(self, node_id: str) -> dict[int, Round]:
+    def played(self, node_id: str) -> _Played:
+        """Of a round that was done again the last row counts."""
+        found, usable, moments = _Played(), 0, list[float]()
         lines = self._lines(node_id, METRICS)
-        rows = valid(progress.rows(lines), Round)
-        self._expect(self.layout.log(node_id, METRICS), len(lines), len(rows))
-        return by_round(rows)
+        for row in _decoded(reversed(lines), Round):
+            usable += 1
+            if row.round in found.rewards:
+                continue
+            found.rewards[row.round] = row.reward
+            moments.append(row.timestamp)
+            found.own_used += row.own_used
+            found.tokens += row.tokens
+            authors = (name.partition("/")[0] for name in row.external_ids)
+            found.authors.update(author for author in authors if author in self.workers and author != node_id)
+        self._expect(self.layout.log(node_id, METRICS), len(lines), usable)
+        found.rewards = dict(sorted(found.rewards.items()))
+        found.first_at, found.last_at = min(moments, default=0.0), max(moments, default=0.0)
+        return found
 
     def evaluated(self, node_id: str) -> list[Evaluated]:
         """One evaluation a round, in order; a round done again counts once."""
-        lines = self._lines(node_id, EVENTS)
-        events = progress.rows(lines)
-        said = data_of(events, "evaluation")
-        rows = valid(said, Evaluated)
-        self._expect(self.layout.log(node_id, EVENTS), len(lines), len(events) - len(said) + len(rows))
-        found = {each.round: each for each in rows}
+        lines, found, usable = self._lines(node_id, EVENTS), dict[int, Evaluated](), 0
+        for event in _decoded(lines, _Event):
+            data = list(_decoded([event.data], Evaluated)) if event.event_type == "evaluation" else []
+            usable += event.event_type != "evaluation" or len(data)
+            found.update({each.round: each for each in data})
+        self._expect(self.layout.log(node_id, EVENTS), len(lines), usable)
         return [found[number] for number in sorted(found)]
 
     def versions(self, nodes: Iterable[str]) -> dict[str, str]:
@@ -174,7 +232,11 @@ class _Files:
         return _SystemInfo()
 
     def _lines(self, node_id: str, name: str) -> list[str]:
-        return [line for line in progress.lines(self.store, self.layout.log(node_id, name)) if line]
+        key = self.layout.log(node_id, name)
+        lines = [line for line in progress.lines(self.store, key, self._most_bytes) if line]
+        if len(lines) > self._most_rows:
+            self._damaged(key, f"{len(lines)} lines, of which the newest {self._most_rows} were looked at")
+        return lines[-self._most_rows :]
 
     def _expect(self, key: str, lines: int, usable: int) -> None:
         if usable < lines:
@@ -184,41 +246,42 @@ class _Files:
         self.damaged.append(f"{key}: {why}")
 
 
+def _decoded(lines: Iterable[str | msgspec.Raw], kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the lines that are of this kind. The last line of a killed node may be half a line."""
+    decoder = msgspec.json.Decoder(kind)
+    for line in lines:
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # the last for brackets nested thousands deep
+            continue
+
+
 def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The first rounds and the last ones. They never overlap: a short run has fewer of each."""
     first = tuple(numbers[: min(FIRST_ROUNDS, len(numbers) // 2)])
     return first, tuple(numbers[len(first) :][-LAST_ROUNDS:]) if first else ()
 
 
-def count_uses(rows: Mapping[str, Mapping[int, Round]]) -> dict[tuple[str, str], int]:
-    """How often each node trained on the rollouts of each other, from the ids recorded with every update."""
-    counted: Counter[tuple[str, str]] = Counter()
-    for learner, each in rows.items():
-        authors = (name.partition("/")[0] for row in each.values() for name in row.external_ids)
-        counted.update((learner, author) for author in authors if author in rows and author != learner)
-    return dict(counted)
-
-
 def _node(
-    node_id: str, model: str, rows: Mapping[int, Round], evaluated: Sequence[Evaluated], uses: Mapping[tuple[str, str], int]
+    node_id: str, model: str, played: _Played, evaluated: Sequence[Evaluated], uses: Mapping[tuple[str, str], int]
 ) -> NodeSummary:
-    first, last = ends_of(sorted(rows))
+    first, last = ends_of(list(played.rewards))
     return NodeSummary(
         node_id=node_id,
         model=model,
-        rounds=len(rows),
-        reward=Change(_mean_reward([rows], first), _mean_reward([rows], last)),
+        rounds=len(played.rewards),
+        reward=Change(_mean_reward([played.rewards], first), _mean_reward([played.rewards], last)),
         held_out=_ends_of_evaluation(evaluated, "held_out"),
         style_blind=_ends_of_evaluation(evaluated, "held_out_style_blind"),
         gave=sum(count for (_, author), count in uses.items() if author == node_id),
-        got=sum(count for (learner, _), count in uses.items() if learner == node_id),
-        own_used=sum(row.own_used for row in rows.values()),
-        tokens=sum(row.tokens for row in rows.values()),
+        got=played.authors.total(),
+        own_used=played.own_used,
+        tokens=played.tokens,
     )
 
 
-def _mean_reward(nodes: Iterable[Mapping[int, Round]], numbers: Sequence[int]) -> float | None:
-    rewards = [rows[number].reward for rows in nodes for number in numbers if number in rows]
+def _mean_reward(nodes: Iterable[Mapping[int, float]], numbers: Sequence[int]) -> float | None:
+    rewards = [rewards[number] for rewards in nodes for number in numbers if number in rewards]
     return fmean(rewards) if rewards else None
 
 

@@ -13,14 +13,15 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.text import Text
 
-from rl_swarm.runs.examples import Answered, Example, telling
+from rl_swarm.runs.examples import NOT_READ, PARTLY, Answered, Example, telling
 from rl_swarm.runs.summary import Change, NodeSummary, Summary
-from rl_swarm.show.formats import duration, flat, number, percent, rounds_named
+from rl_swarm.show.formats import counted, date, duration, flat, number, percent, rounds_named
 from rl_swarm.text import visible
 
 DAMAGED = "Damaged files, missing at least in part from these figures"
 TITLE = "bold cyan"
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
+MOST_LINES = 16  # nodes, and damaged files, on a card
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,24 @@ def honest_note(summary: Summary) -> str:
 
 
 def title(summary: Summary) -> str:
-    return f"RL Swarm {summary.experiment}: {len(summary.nodes)} nodes, {summary.rounds} rounds, {duration(round(summary.seconds))}"
+    return f"RL Swarm {summary.experiment}: {_size(summary)}, {duration(round(summary.seconds))}"
+
+
+def facts(summary: Summary) -> str:
+    """What a picture or a page is of, in one line."""
+    return f"experiment {summary.experiment} · {_size(summary)} · model {summary.model} · last round {date(summary.last_round_at)}"
+
+
+def headline(summary: Summary) -> str:
+    """What came out, in one line."""
+    before, after, grown = number(summary.reward.before), number(summary.reward.after), times(summary.reward)
+    return f"RL Swarm {summary.experiment}: reward {before} → {after}{f', {grown}' if grown else ''}"
+
+
+def _size(summary: Summary) -> str:
+    unfinished = summary.max_rounds is not None and summary.rounds < summary.max_rounds
+    rounds = f"{summary.rounds} of {summary.max_rounds} rounds" if unfinished else counted(summary.rounds, "round")
+    return f"{counted(len(summary.nodes), 'node')}, {rounds}"
 
 
 def sections(summary: Summary, examples: Sequence[Example], places: Places, program: str = "rl-swarm") -> list[Section]:
@@ -95,9 +113,11 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
     )
     return [
         Section("What was learnt", _learnt(summary)),
-        Section("Reward of each node before and after, what it gave and got", [_shared(node, width) for node in summary.nodes]),
+        Section(
+            "Reward of each node before and after, what it gave and got", _some([_shared(node, width) for node in summary.nodes])
+        ),
         *([Section("One question, before and after", _example(examples))] if examples else []),
-        *([Section(DAMAGED, summary.damaged)] if summary.damaged else []),
+        *([Section(DAMAGED, _some(summary.damaged))] if summary.damaged else []),
         Section("Where to look", where, to_copy=True),
         Section("What to try next", next_steps(summary.experiment, places, program), to_copy=True),
     ]
@@ -121,7 +141,7 @@ def _shared(node: NodeSummary, width: int) -> str:
 
 def _example(examples: Sequence[Example]) -> list[str]:
     shown = telling(examples)
-    turned = "the first that turned from wrong to right" if shown.turned else "the first, since none turned from wrong to right"
+    turned = "the first that came to the full reward" if shown.turned else "the first, since none came to the full reward"
     kind = "one question of each task" if shown.same_question else "completions of the first and the last round, one of each task"
     lines = [f"Of {len(examples)} examples ({kind}) {turned}; all are in the report."]
     for answer in (shown.before, shown.after):
@@ -131,7 +151,15 @@ def _example(examples: Sequence[Example]) -> list[str]:
 
 
 def _answer(answer: Answered) -> str:
-    return f"{answer.by}: {flat(answer.text) or '(nothing)'}  (reward {number(answer.reward, 2)})"
+    return f"{answer.by}: {flat(answer.text) or '(nothing)'}  ({worth(answer)})"
+
+
+def worth(answer: Answered) -> str:
+    """The reward, and what it is paid for. Right and rewarded are two things."""
+    said = {NOT_READ: "right, but not in <answer> tags, so no reward", PARTLY: "part of the reward"}.get(
+        answer.verdict, answer.verdict
+    )
+    return f"reward {number(answer.reward, 2)}: {said}"
 
 
 def next_steps(experiment: str, places: Places, program: str) -> list[str]:
@@ -167,3 +195,8 @@ def show_card(summary: Summary, card: Sequence[Section], console: Console) -> No
 def _indented(section: Section) -> list[RenderableType]:
     """A long line is wrapped under its own beginning."""
     return [Text(), Text(section.title, style=TITLE), *(Padding(Text(visible(line)), (0, 0, 0, 2)) for line in section.lines)]
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], *([f"and {more} more, which are in the report"] if more > 0 else [])]

@@ -6,6 +6,7 @@ The only module that knows how matplotlib is set up. It imports matplotlib insid
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,13 @@ from rl_swarm.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LONGEST_LABEL = 16  # characters of a name
+SIGNS = "→·–…"  # of our own, which the font has
+LONGEST_LINE = 110  # characters above and below a sheet
+COLOURS = 256  # of a picture, which makes its file a third as large
+MOST_POINTS = 1000  # of a line
+WIDTH = 5.2  # inches of a panel: its letters can be read on a phone
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,36 @@ class Picture:
     dark: bytes
 
 
-def picture(width: float, height: float, draw: Callable[["Figure", Shades], None]) -> Picture:
-    """Call `draw` on an empty figure of this size in inches, once for each of the two sets of colours."""
-    return Picture(_png(width, height, draw, LIGHT), _png(width, height, draw, DARK))
+@dataclass(frozen=True)
+class Panel:
+    """One plot. A page shows each by itself, so that a phone puts one below the other; a sheet shows several in one picture."""
+
+    draw: Callable[["Axes", Shades], None]
+    alt: str
+    caption: str = ""
+    height: float = 3.5  # inches; all are equally wide
+
+    @cached_property
+    def picture(self) -> Picture:
+        light, dark = (_png([[self]], shades, dots=150) for shades in (LIGHT, DARK))
+        return Picture(light, dark)
 
 
-def _png(width: float, height: float, draw: Callable[["Figure", Shades], None], shades: Shades) -> bytes:
+def sheet(title: str, below: str, rows: Sequence[Sequence[Panel]]) -> bytes:
+    """One PNG of all panels, two in a row at most, under a title and above a line that says what it is of."""
+    return _png(rows, LIGHT, title=label(title, LONGEST_LINE), below=label(below, LONGEST_LINE))
+
+
+def in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
+    """Two panels a row."""
+    return [panels[place : place + 2] for place in range(0, len(panels), 2)]
+
+
+def _png(rows: Sequence[Sequence[Panel]], shades: Shades, dots: int = 120, title: str = "", below: str = "") -> bytes:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from PIL import Image
 
     style = {
         "axes.edgecolor": shades.grid,
@@ -93,13 +119,22 @@ def _png(width: float, height: float, draw: Callable[["Figure", Shades], None], 
         "xtick.color": shades.faint,
         "ytick.color": shades.faint,
     }
+    columns, heights = max(map(len, rows)), [max(panel.height for panel in row) for row in rows]
+    size = (WIDTH * columns, sum(heights) + 0.7 * bool(title))
     with rc_context(style):  # type: ignore[arg-type]
-        figure = Figure(figsize=(width, height), dpi=120, facecolor=shades.paper, layout="constrained")
+        figure = Figure(figsize=size, dpi=dots, facecolor=shades.paper, layout="constrained")
         FigureCanvasAgg(figure)
-        draw(figure, shades)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", facecolor=shades.paper, metadata={"Software": None})
-        return file.getvalue()
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+            figure.supxlabel(below, x=0.01, ha="left", fontsize=9.5, color=shades.faint)
+        grid = figure.add_gridspec(len(rows), columns, height_ratios=heights, wspace=0.06, hspace=0.08)
+        for row, panels in enumerate(rows):
+            for column, panel in enumerate(panels):
+                panel.draw(figure.add_subplot(grid[row, column if len(panels) > 1 else slice(None)]), shades)
+        drawn, file = io.BytesIO(), io.BytesIO()
+        figure.savefig(drawn, format="png", facecolor=shades.paper, metadata={"Software": None})
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(file, format="png", optimize=True)
+    return file.getvalue()
 
 
 def round_axis(axes: "Axes", ticks: int = 8) -> None:
@@ -110,13 +145,22 @@ def round_axis(axes: "Axes", ticks: int = 8) -> None:
     axes.set_xlabel("round")
 
 
-def label(text: str) -> str:
+def label(text: str, most: int = LONGEST_LABEL) -> str:
     """Shorten a name and keep to the letters of the font. A legend leaves out names that begin with an underscore."""
-    plain = visible(text).encode("ascii", "backslashreplace").decode()
-    plain = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 1]}…"
+    plain = "".join(
+        each if each.isascii() or each in SIGNS else each.encode("ascii", "backslashreplace").decode() for each in visible(text)
+    )
+    plain = plain if len(plain) <= most else f"{plain[: most - 1]}…"
     return f" {plain}" if plain.startswith("_") else plain
 
 
 def smooth(values: Sequence[float], count: int) -> list[float]:
     """Replace each value by the mean of itself and those before it, `count` in all."""
     return [fmean(values[max(0, place + 1 - count) : place + 1]) for place in range(len(values))]
+
+
+def thin(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Replace neighbouring points by their mean where there are more than a picture can show."""
+    step = -(-len(points) // MOST_POINTS) or 1
+    parts = (points[place : place + step] for place in range(0, len(points), step))
+    return [(fmean(number for number, _ in part), fmean(value for _, value in part)) for part in parts]

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from rl_swarm.text import visible
 
 NOTHING = "–"  # a figure that was not measured
 LONGEST_SHOWN = 2000  # characters of a text that are shown
+YEAR_9999 = 253_370_764_800  # the last year that has a date
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -43,3 +45,14 @@ def rounds_named(numbers: Sequence[int]) -> str:
     if not numbers:
         return "no round"
     return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
+
+
+def date(moment: float | None) -> str:
+    """A time in UTC, to the minute. A clock that is centuries off has no date."""
+    if moment is None or not 0 <= moment < YEAR_9999:
+        return NOTHING
+    return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -1,6 +1,9 @@
 """Build one HTML page that holds everything: no script, no other file, nothing from the network.
 
-    make_page("Title", element("h2", "Nodes"), table(("node", "reward"), rows, numbers=1), image(picture, "alt", "caption"))
+    make_page("Title", element("h2", "Nodes"), table(("node", "reward"), rows, numbers=1), plots([panel]))
+
+On a phone nothing is wider than the screen: plots stand one below the other, a table of figures scrolls in its own box, the rows
+of a table of texts become paragraphs.
 
 Every part escapes what it is given unless that is `Html` already, so text of strangers cannot become markup. A policy inside the
 page also forbids the browser to load or run anything.
@@ -11,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from rl_swarm.config import SETTINGS
-from rl_swarm.show.drawing import DARK, LIGHT, Picture, Shades
+from rl_swarm.show.drawing import DARK, LIGHT, Panel, Shades
 from rl_swarm.text import visible
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def _colours(shades: Shades) -> str:
-    names = ("paper", "ink", "faint", "grid", "tint", "first", "good", "wrong")
+    names = ("paper", "ink", "faint", "grid", "tint", "first", "second", "good", "wrong")
     return ":root { " + " ".join(f"--{name}: {getattr(shades, name)};" for name in names) + " }"
 
 
@@ -29,28 +32,40 @@ STYLE = f"""
 """ + """
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 66rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .25rem; }
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .75rem; }
 p { max-width: 48rem; }
-code, pre { font-family: var(--code); font-size: .88rem; overflow-wrap: anywhere; }
-td:first-child code { overflow-wrap: normal; }
-pre { margin: 0; white-space: pre-wrap; min-width: 11rem; }
-img { width: 100%; height: auto; }
-.faint, caption { color: var(--faint); }
+code, pre { font-family: var(--code); font-size: .88rem; }
+pre { margin: 0; white-space: pre-wrap; }
+figure { margin: 0 0 1rem; }
+figcaption, .faint { color: var(--faint); font-size: .92rem; }
+img { display: block; width: 100%; height: auto; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem 1.5rem; }
 .good { color: var(--good); }
+.partly { color: var(--second); }
 .wrong { color: var(--wrong); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem; margin: 1.5rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 15rem), 1fr)); gap: 1rem; margin: 1.5rem 0; }
 .tile { background: var(--tint); border: 1px solid var(--grid); border-radius: .6rem; padding: .9rem 1.1rem; }
 .tile b { display: block; font-size: 1.45rem; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--faint); font-size: .9rem; }
 .note { border-left: .25rem solid var(--first); background: var(--tint); padding: .75rem 1rem; max-width: none; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-caption { text-align: left; padding-bottom: .5rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem 1rem .4rem 0; border-bottom: 1px solid var(--grid); }
 th { white-space: nowrap; color: var(--faint); font-weight: 600; }
+.figures td, td:first-child { overflow-wrap: normal; }
+.texts td { min-width: 9rem; }
+.figures :is(th, td):first-child { position: sticky; left: 0; background: var(--paper); }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+@media (max-width: 40rem) {
+  body { padding: 1.25rem 1rem 3rem; }
+  .texts thead { display: none; }
+  .texts :is(tbody, tr, td) { display: block; overflow-wrap: anywhere; }
+  .texts tr { border-bottom: 1px solid var(--grid); padding: .6rem 0; }
+  .texts td { border: 0; padding: .1rem 0; min-width: 0; }
+  .texts td[data-head]::before { content: attr(data-head); display: block; color: var(--faint); font-size: .8rem; }
+}
 """.rstrip()
 
 
@@ -83,16 +98,21 @@ def tile(name: str, figure: str, more: str) -> Html:
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], numbers: int = 0, caption: object = "") -> Html:
-    """A table whose last `numbers` columns hold figures."""
+    """A table whose last `numbers` columns hold figures; without any it is one of texts."""
 
     def line(tag: str, cells: Sequence[object]) -> Html:
         words = len(cells) - numbers
         return element("tr", join(element(tag, cell, "number" if place >= words else "") for place, cell in enumerate(cells)))
 
-    named = element("caption", caption) if caption else Html()
+    def texts(cells: Sequence[object]) -> Html:
+        """A phone shows the head of the column before each text, but for the first, which names the row."""
+        named = [Html(f' data-head="{text(head)}"') if head and place else "" for place, head in enumerate(heads)]
+        return element("tr", join(Html(f"<td{name}>{text(cell)}</td>") for name, cell in zip(named, cells, strict=True)))
+
     head = element("thead", line("th", heads)) if any(heads) else Html()
-    body = element("tbody", join(line("td", row) for row in rows))
-    return element("div", element("table", join((named, head, body))), "scroll")
+    body = element("tbody", join(line("td", row) if numbers else texts(row) for row in rows))
+    shown = element("div", element("table", join((head, body)), "figures" if numbers else "texts"), "scroll")
+    return element("figure", join((element("figcaption", caption), shown))) if caption else shown
 
 
 def settings_table(settings: Mapping[str, str], caption: str = "") -> Html:
@@ -102,13 +122,17 @@ def settings_table(settings: Mapping[str, str], caption: str = "") -> Html:
     return table(("variable", "value", "meaning"), rows, caption=caption)
 
 
-def image(picture: Picture, alt: str, caption: str) -> Html:
-    """A picture inside the page, in the reader's colours, with a caption below."""
-    light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (picture.light, picture.dark))
-    return Html(
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}"><img src="{light}" alt="{text(alt)}"></picture>'
-        + element("p", caption, "faint")
-    )
+def plots(panels: Iterable[Panel]) -> Html:
+    """Plots in the reader's colours, as many beside each other as the screen is wide, each above its caption."""
+    return element("div", join(map(_plot, panels)), "plots")
+
+
+def _plot(panel: Panel) -> Html:
+    drawn = panel.picture
+    light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (drawn.light, drawn.dark))
+    source = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+    shown = Html(f'<picture>{source}<img src="{light}" alt="{text(panel.alt)}"></picture>')
+    return element("figure", join((shown, element("figcaption", panel.caption))) if panel.caption else shown)
 
 
 def make_page(title: str, *parts: object) -> str:

@@ -1,24 +1,24 @@
-"""The report of a run: one picture, and one page that contains it. Draws and writes what `runs/summary.py` has computed."""
+"""The report of a run: one picture, and one page that contains its plots. Draws and writes what `runs/summary.py` has computed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rl_swarm.runs.examples import Answered, Example
+from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered, Example
 from rl_swarm.runs.following import MEAN_ROUNDS
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change, Summary
-from rl_swarm.show.card import DAMAGED, honest_note, times, title, what_held_out_is, what_reward_is
-from rl_swarm.show.drawing import Picture, Shades, label, picture, round_axis, smooth
+from rl_swarm.show.card import DAMAGED, facts, headline, honest_note, times, title, what_held_out_is, what_reward_is, worth
+from rl_swarm.show.drawing import Panel, Shades, label, round_axis, sheet, smooth, thin
 from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named
-from rl_swarm.show.page import Html, element, image, join, make_page, settings_table, table, tile
+from rl_swarm.show.page import Html, element, join, make_page, plots, settings_table, table, tile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PAGE, PICTURE = "report.html", "report.png"
 MOST_COLOURS = 8
-MOST_CELLS = 12  # nodes up to which the counts are written into the matrix
+MOST_CELLS = 12  # nodes up to which the counts of who learnt from whom are written out
+SHADES_OF = {RIGHT: "good", NOT_READ: "partly", PARTLY: "partly", WRONG: "wrong"}
 SOURCES = Html(
     "Everything on this page was read from the folder of the run. Rewards: <code>logs/NODE/metrics.jsonl</code>, field "
     "<code>reward</code>. Held-out accuracy: the events <code>evaluation</code> in <code>logs/NODE/training_events.jsonl</code>. "
@@ -30,29 +30,30 @@ SOURCES = Html(
 
 def make_report(summary: Summary, examples: Sequence[Example]) -> dict[str, bytes]:
     """The picture and the page, by name of file."""
-    drawn = draw(summary)
-    return {PICTURE: drawn.light, PAGE: run_page(summary, examples, drawn).encode()}
+    rewards, held_out, uses = panels = make_panels(summary)
+    drawn = sheet(headline(summary), facts(summary), [[rewards], [held_out, uses]])
+    return {PICTURE: drawn, PAGE: run_page(summary, examples, panels).encode()}
 
 
-def run_page(summary: Summary, examples: Sequence[Example], drawn: Picture) -> str:
-    models = ", ".join(sorted({node.model for node in summary.nodes})) or "no model"
+def run_page(summary: Summary, examples: Sequence[Example], panels: Sequence[Panel]) -> str:
+    """The page, with the panels of `make_panels`, or none."""
     about = (
-        f"Every node trained its own copy of {models} and shared what it wrote as text. Nodes trained on rollouts of their "
+        f"Every node trained its own copy of {summary.model} and shared what it wrote as text. Nodes trained on rollouts of their "
         f"peers {sum(summary.uses.values())} times; no weights and no gradients were exchanged."
     )
     words = f"{what_reward_is(summary)} {what_held_out_is(summary)} Style-blind counts a right answer in any form."
-    alt = "Reward of each node round by round; held-out accuracy; how often each node trained on the rollouts of each other"
-    caption = f"Lines are means of {MEAN_ROUNDS} rounds; the shaded rounds are compared."
     return make_page(
         title(summary),
-        element("p", about, "faint"),
+        element("p", facts(summary), "faint"),
+        element("p", about),
         _tiles(summary),
         element("p", honest_note(summary), "note"),
         element("p", words),
-        image(drawn, alt, caption),
+        plots(panels[:2]),
         element("h2", "The nodes"),
         _nodes(summary),
         element("h2", "Who learnt from whom"),
+        plots(panels[2:]),
         _uses(summary),
         element("h2", "Before and after"),
         _examples(examples),
@@ -110,6 +111,8 @@ def _nodes(summary: Summary) -> Html:
 
 def _uses(summary: Summary) -> Html:
     names = [node.node_id for node in summary.nodes]
+    if len(names) > MOST_CELLS:
+        return element("p", f"The table of the nodes has the sums; {len(names)} nodes are too many for one of each pair.")
     rows = (
         (learner, *("" if learner == author else summary.uses.get((learner, author), 0) for author in names)) for learner in names
     )
@@ -134,34 +137,42 @@ def _asked(example: Example) -> Html:
 
 
 def _answer(answer: Answered) -> Html:
-    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", "good" if answer.good else "wrong")
-    return join((shown, element("span", f"{answer.by}, reward {number(answer.reward, 2)}", "faint")))
+    kind = SHADES_OF[answer.verdict]
+    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", kind)
+    return join((shown, element("span", worth(answer), kind), element("div", answer.by, "faint")))
 
 
-def draw(summary: Summary) -> Picture:
-    """Rewards above; held-out accuracy and who learnt from whom below."""
-
-    def fill(figure: "Figure", shades: Shades) -> None:
-        grid = figure.add_gridspec(2, 2, height_ratios=(1.15, 1), wspace=0.06, hspace=0.08)
-        _draw_rewards(figure.add_subplot(grid[0, :]), summary, shades)
-        _draw_held_out(figure.add_subplot(grid[1, 0]), summary.evaluations, shades)
-        _draw_uses(figure.add_subplot(grid[1, 1]), summary, shades)
-
-    return picture(10.5, 7.8, fill)
+def make_panels(summary: Summary) -> tuple[Panel, Panel, Panel]:
+    """Rewards, held-out accuracy, and who learnt from whom."""
+    return (
+        Panel(
+            lambda axes, shades: _draw_rewards(axes, summary, shades),
+            "Reward of each node round by round",
+            f"Lines are means of {MEAN_ROUNDS} rounds; the shaded rounds are compared.",
+        ),
+        Panel(
+            lambda axes, shades: _draw_held_out(axes, summary.evaluations, shades),
+            "Held-out accuracy before and during training",
+            "Style-blind counts a right answer in any form; the verifier reads only what stands in <answer>…</answer>.",
+        ),
+        Panel(lambda axes, shades: _draw_uses(axes, summary, shades), "How often each node trained on the rollouts of each other"),
+    )
 
 
 def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
     axes.set_title(f"Reward of the nodes' own completions, mean of {MEAN_ROUNDS} rounds")
-    few = len(summary.rewards) <= MOST_COLOURS
-    for place, (node_id, points) in enumerate(summary.rewards.items()):
-        colour, name = (shades.nodes[place], label(node_id)) if few else (shades.faint, None)
-        rounds, rewards = _columns(points)
-        axes.plot(rounds, smooth(rewards, MEAN_ROUNDS), color=colour, linewidth=1.1, alpha=0.85, label=name)
-    rounds, rewards = _columns(summary.mean_rewards)
-    axes.plot(rounds, rewards, ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
-    axes.plot(rounds, smooth(rewards, MEAN_ROUNDS), color=shades.first, linewidth=2.8, label="all nodes")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low if min(rewards, default=0.0) < 0 else 0.0, high + 0.12 * (high - low))
+    if len(summary.rewards) <= MOST_COLOURS:
+        for (node_id, points), colour in zip(summary.rewards.items(), shades.nodes, strict=False):
+            axes.plot(*_smoothed(points), color=colour, linewidth=1.1, alpha=0.85, label=label(node_id))
+    else:
+        rounds, low, high = _band(summary.rewards.values())
+        axes.fill_between(rounds, low, high, color=shades.faint, alpha=0.25, linewidth=0, label="lowest to highest node")
+    dots = thin(summary.mean_rewards)
+    axes.plot(*_columns(dots), ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
+    axes.plot(*_smoothed(summary.mean_rewards), color=shades.first, linewidth=2.8, label="all nodes")
+    low_end, high_end = axes.get_ylim()
+    negative = min((reward for _, reward in dots), default=0.0) < 0
+    axes.set_ylim(low_end if negative else 0.0, high_end + 0.12 * (high_end - low_end))
     compared = ((summary.first_rounds, summary.reward.before, "left"), (summary.last_rounds, summary.reward.after, "right"))
     for numbers, value, side in compared:
         if numbers:
@@ -173,12 +184,34 @@ def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
     axes.grid(axis="y")
     axes.margins(x=0.01)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(0.0, 0.94), ncols=2, fontsize=9, facecolor=shades.paper, edgecolor="none", framealpha=0.6
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.93),
+        ncols=2,
+        fontsize=8.5,
+        facecolor=shades.paper,
+        edgecolor="none",
+        framealpha=0.6,
     )
 
 
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [number for number, _ in points], [value for _, value in points]
+
+
+def _smoothed(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    means = smooth([value for _, value in points], MEAN_ROUNDS)
+    return _columns(thin(list(zip((number for number, _ in points), means, strict=True))))
+
+
+def _band(nodes: Iterable[Sequence[tuple[int, float]]]) -> tuple[list[float], list[float], list[float]]:
+    """Rounds, and the smoothed rewards of the lowest and of the highest node."""
+    found: dict[float, tuple[float, float]] = {}
+    for points in nodes:
+        for place, value in zip(*_smoothed(points), strict=True):
+            low, high = found.get(round(place), (value, value))
+            found[round(place)] = min(low, value), max(high, value)
+    rounds = sorted(found)
+    return rounds, [found[place][0] for place in rounds], [found[place][1] for place in rounds]
 
 
 def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shades) -> None:

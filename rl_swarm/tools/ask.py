@@ -185,6 +185,7 @@ def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example
     first: dict[str, Question] = {}
     for question in tasks.held_out():
         first.setdefault(question.task or "", question)
+
     def scored(question: Question, text: str, by: str) -> Answered:
         return Answered(question.prompt, text, tasks.score(question, text), by, question.answer)
 

@@ -31,7 +31,6 @@ from rl_swarm.runs.following import Following
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.show.card import Places, sections
-from rl_swarm.show.drawing import Picture
 from rl_swarm.show.report import run_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -112,7 +111,7 @@ def summary(given: Input) -> None:
         found = summarise(given.store, LAYOUT)
     except SwarmError as error:
         raise AssertionError("a summary skips what is damaged") from error
-    run_page(found, [], Picture(b"", b"")).encode()
+    run_page(found, [], ()).encode()
     "".join(visible(line) for section in sections(found, [], Places("s", "f", "p", "h")) for line in section.lines).encode()
 
 

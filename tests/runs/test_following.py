@@ -200,15 +200,10 @@ def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path)
     assert last.other is not None and last.other.prompt == last.good.prompt
 
 
-def measured(number: int, reward: float) -> Round:
-    return record(number, reward)
-
-
 def test_the_newest_round_joins_the_curve_when_as_many_have_done_it_as_the_one_before() -> None:
-    first = {0: measured(0, 0.2), 1: measured(1, 0.4), 2: measured(2, 0.9)}
-    second = {0: measured(0, 0.4), 1: measured(1, 0.6)}
+    first, second = {0: 0.2, 1: 0.4, 2: 0.9}, {0: 0.4, 1: 0.6}
     assert mean_curve([first, second]) == ((0, pytest.approx(0.3)), (1, pytest.approx(0.5)))
-    assert mean_curve([first, second | {2: measured(2, 0.1)}])[-1] == (2, pytest.approx(0.5))
+    assert mean_curve([first, second | {2: 0.1}])[-1] == (2, pytest.approx(0.5))
     assert mean_curve([]) == ()
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rl_swarm.learning.models import LoadedModel, load, resolve_nano_folder
-from rl_swarm.tasks.styles import STYLES, TAGGED, bare_answer, style_blind_score, style_of
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.tasks import Tasks, parse_tasks
+from rl_swarm.tasks.styles import STYLES, TAGGED, bare_answer, style_blind_score, style_of
 
 torch.set_num_threads(1)
 SCRIPT = Path(__file__).parents[3] / "scripts" / "train_nano.py"
