@@ -9,7 +9,7 @@ GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability readme release-check tour
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability pictures readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open f
 
 reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
 	$(BIN)/python -m checks.reliability
+
+pictures: $(READY) ## Run a demo, and write the pictures of the README to docs/pictures
+	$(BIN)/python -m checks.pictures
 
 readme: $(READY) ## Write the settings and the measured result into README.md and docs/settings.md
 	$(BIN)/python -m tests.test_readme
