@@ -244,10 +244,13 @@ def test_the_environment_wins_over_a_preset(call: Command, tmp_path: Path, monke
 
     monkeypatch.setattr("rl_swarm.tools.launch.make_launcher", make_launcher)
     monkeypatch.setattr("rl_swarm.tools.memory.refuse_if_too_large", lambda *_: ["it is tight"])
+    monkeypatch.setattr("rl_swarm.tools.report.report_after", lambda outcome, *_: print(f"a report of what is {outcome}"))
     done = call("swarm", "--preset", "gpt2-5", GDRIVE_PATH=str(tmp_path / "store"), HOME=str(tmp_path), MAX_ROUNDS="7")
     [(environment, workers)] = started
     assert (workers, environment["MAX_ROUNDS"], environment["NUM_TRAIN_SAMPLES"]) == (4, "7", "2")
-    assert "gpt2-5: MODEL_NAME=openai-community/gpt2" in done.stdout and done.stdout.endswith("swarm complete\n")
+    assert "gpt2-5: MODEL_NAME=openai-community/gpt2" in done.stdout and done.stdout.endswith(
+        "swarm complete\na report of what is complete\n"
+    )
     assert (done.returncode, done.stderr) == (0, "warning: it is tight\n")
 
 

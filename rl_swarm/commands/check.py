@@ -20,8 +20,9 @@ from rl_swarm.commands.common import (
     working,
 )
 from rl_swarm.commands.group import command
-from rl_swarm.commands.options import Checked, decimal, output_file, outside, whole
+from rl_swarm.commands.options import Checked, decimal, output_file, whole
 from rl_swarm.config import MOST_EXTERNAL, MOST_ROUNDS, MOST_SECONDS, MOST_TOKENS, describe, load
+from rl_swarm.store import outside
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

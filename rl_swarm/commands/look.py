@@ -1,11 +1,16 @@
 """Look at a run."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rl_swarm.commands.common import json_option, open_run, print_result
+from rl_swarm import config as configuration
+from rl_swarm.commands.common import json_option, make_console, open_run, print_result
 from rl_swarm.commands.group import command
+from rl_swarm.commands.options import Checked, output_folder
+from rl_swarm.commands.typed import program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,3 +43,18 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
         return status_view(found, time.time())
 
     print_result(as_json, found.as_dict(), view)
+
+
+@command(settings=("store", "experiment"), example="rl-swarm report demo --gdrive-path ./rl-swarm-data")
+@click.argument("name", type=Checked(configuration.name, "name"), required=False, metavar="[EXPERIMENT]")
+@click.option("--output", type=Checked(output_folder, "folder"), help="where the files go [into the experiment]")
+@click.option("--no-model", is_flag=True, help="take the examples from published texts, and load no model")
+def report(name: str | None, output: Path | None, no_model: bool, **flags: str | None) -> None:
+    """Write a page and a picture of a run, and say what it learnt.
+
+    The run may be going on. The files go into the experiment, or into this folder if that cannot be written.
+    """
+    from rl_swarm.tools.report import report as write
+
+    flags["experiment"] = name or flags["experiment"]
+    write(os.environ, flags, output, not no_model, program(), make_console())

@@ -12,8 +12,6 @@ import click
 
 from rl_swarm import config as configuration
 from rl_swarm.config import expanded, read
-from rl_swarm.errors import ConfigError
-from rl_swarm.store import folder_of
 
 
 class Checked(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -64,15 +62,4 @@ def output_folder(value: str) -> Path:
         raise ValueError("is, or lies below, a file: name a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ValueError("cannot be written: change its permissions, or name another folder")
-    return path
-
-
-def outside(path: Path, store_url: str) -> Path:
-    """Return the path; raise ConfigError if it lies in the shared folder, where others may have put links under such names."""
-    shared = folder_of(store_url)
-    typed = Path(os.path.abspath(path))
-    if shared and any(place.is_relative_to(shared.resolve()) for place in (typed, typed.parent.resolve())):
-        raise ConfigError(
-            f"output must not lie in the shared folder, got {str(path)!r}: others may have put links there, name another place"
-        )
     return path

@@ -1,7 +1,6 @@
 """Start: run nodes, one or many."""
 
 import os
-import sys
 
 import click
 
@@ -9,7 +8,7 @@ from rl_swarm import config as configuration
 from rl_swarm.commands.common import WORKERS, Flags, check_libraries, load_settings, make_console, open_run, warn
 from rl_swarm.commands.group import Rare, command
 from rl_swarm.commands.options import Checked
-from rl_swarm.commands.typed import resuming, what_next
+from rl_swarm.commands.typed import program, resuming, what_next
 from rl_swarm.errors import ConfigError
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
@@ -33,7 +32,7 @@ def demo(workers: int, **flags: str | None) -> None:
     check_libraries()
     from rl_swarm.tools.demo import run_demo
 
-    run_demo(os.environ, flags, workers, sys.argv[0], make_console())
+    run_demo(os.environ, flags, workers, program(), make_console())
 
 
 @command(
@@ -53,6 +52,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     check_libraries()
     from rl_swarm.tools.launch import found, launch_environment, make_launcher
     from rl_swarm.tools.memory import refuse_if_too_large
+    from rl_swarm.tools.report import report_after
 
     usual, settings = GPU_PRESETS[preset] if preset else (4, {})
     workers = workers or usual
@@ -64,7 +64,10 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     environment = found(environment, correct=correct, say=click.echo)
     launcher = make_launcher(environment, workers, say=click.echo, follow=follow)
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
-    click.echo(f"swarm {launcher.run()}")
+    outcome = launcher.run()
+    click.echo(f"swarm {outcome}")
+    if not launcher.at_once:
+        report_after(outcome, environment, program(), click.echo)
 
 
 @command(

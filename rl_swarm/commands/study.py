@@ -11,8 +11,9 @@ import click
 from rl_swarm import config as configuration
 from rl_swarm.commands.common import WORKERS, check_libraries, make_console
 from rl_swarm.commands.group import command
-from rl_swarm.commands.options import Checked, output_folder, outside, whole
+from rl_swarm.commands.options import Checked, output_folder, whole
 from rl_swarm.config import MOST_ROUNDS, load
+from rl_swarm.store import outside
 
 
 @command(example="rl-swarm reproduce --quick")

@@ -50,6 +50,7 @@ def what_next(config: Config) -> Iterator[str]:
     node = f" {SETTINGS['node_id'].flag} {shlex.quote(config.node)}"
     yield "what next:"
     yield f"  {program()} status{run}"
+    yield f"  {program()} report{run}"
     if config.role == "worker":
         yield f"  {program()} ask 'What is 3 + 4?'{run}{node}"
         yield f"  {program()} chat{run}{node}"

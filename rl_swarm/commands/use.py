@@ -10,8 +10,9 @@ import click
 
 from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, working
 from rl_swarm.commands.group import command
-from rl_swarm.commands.options import Checked, outside, question_text
+from rl_swarm.commands.options import Checked, question_text
 from rl_swarm.config import load
+from rl_swarm.store import outside
 
 TRAINED = ("store", "experiment", "node_id")
 LOADING = "loading libraries, then the model"

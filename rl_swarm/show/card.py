@@ -163,18 +163,17 @@ def worth(answer: Answered) -> str:
 
 
 def next_steps(experiment: str, places: Places, program: str) -> list[str]:
-    """Commands that can be pasted as they are."""
-    command = shlex.quote(program)
+    """Commands that can be pasted as they are; `program` is typed as it stands."""
     run = f"--gdrive-path {shlex.quote(places.store)} --experiment-name {shlex.quote(experiment)}"
     return [
         "Ask the trained model something, beside the base model:",
-        f'  {command} ask "What is 3 + 4?" {run}',
+        f'  {program} ask "What is 3 + 4?" {run}',
         "See what every node is doing, also while it runs:",
-        f"  {command} status {run}",
+        f"  {program} status {run}",
         "Join a run that goes on, from any machine that sees the folder:",
-        f"  {command} join {shlex.quote(f'{places.store}/{experiment}')}",
+        f"  {program} join {shlex.quote(f'{places.store}/{experiment}')}",
         "Train a real model, on a GPU:",
-        f"  {command} swarm --workers 2 --experiment-name qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
+        f"  {program} swarm --workers 2 --experiment-name qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
     ]
 
 

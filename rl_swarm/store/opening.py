@@ -1,5 +1,6 @@
 """Read a store's URL and open the store. A new backend is registered here and nowhere else."""
 
+import os
 from pathlib import Path
 
 from rl_swarm.clock import Clock
@@ -29,6 +30,17 @@ def folder_of(url: str) -> Path | None:
     """The folder that a store's URL names, with '~' expanded; None if the store is no folder."""
     scheme, rest = _parts(url)
     return expanded(rest, "GDRIVE_PATH") if scheme == "file" else None
+
+
+def outside(path: Path, store_url: str) -> Path:
+    """Return the path; raise ConfigError if it lies in the shared folder, where others may have put links under such names."""
+    shared = folder_of(store_url)
+    typed = Path(os.path.abspath(path))
+    if shared and any(place.is_relative_to(shared.resolve()) for place in (typed, typed.parent.resolve())):
+        raise ConfigError(
+            f"output must not lie in the shared folder, got {str(path)!r}: others may have put links there, name another place"
+        )
+    return path
 
 
 def _parts(url: str) -> tuple[str, str]:

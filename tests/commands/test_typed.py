@@ -45,9 +45,9 @@ def test_variables_are_repeated_unless_the_experiment_has_them_or_they_are_secre
 def test_every_command_for_a_finished_run_can_be_pasted(role: str) -> None:
     flags = {"store": "/a b", "experiment": "trial", "node_id": "w1", "role": role}
     lines = [shlex.split(line) for line in list(what_next(load({}, flags)))[1:]]
-    assert [words[1] for words in lines] == (["status", "ask", "chat"] if role == "worker" else ["status"])
+    assert [words[1] for words in lines] == ["status", "report", *(["ask", "chat"] if role == "worker" else [])]
     for words in lines:
         context = main.commands[words[1]].make_context(words[1], words[2:])
         assert (context.params["store"], context.params["experiment"]) == ("/a b", "trial")
     alone = [line.strip() for line in what_next(load({}, {"node_id": "w1"}))]
-    assert alone[1] == "rl-swarm status" and alone[2].endswith("--node-id w1")
+    assert alone[1] == "rl-swarm status" and alone[3].endswith("--node-id w1")

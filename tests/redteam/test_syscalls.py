@@ -157,6 +157,7 @@ class TestRealCalls:
             ({0}, ["status"], {}),
             ({0}, ["status", "--json"], {}),
             ({0, 1}, ["validate"], {}),
+            ({0}, ["report"], NANO),
             ({0, 1}, ["validate", "--output", "{tmp}/results.json"], {}),
             ({0}, ["ask", "What is 1 + 1?"], NANO),
             ({0}, ["export", "{tmp}/model"], NANO),

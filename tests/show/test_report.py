@@ -1,13 +1,13 @@
 """The end of a run: every number on the card and the page is compared with one computed here from the run's own files."""
 
 import base64
-import importlib.util
 import io
 import json
 import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
@@ -20,9 +20,10 @@ from rich.console import Console
 from rl_swarm.errors import ConfigError
 from rl_swarm.runs.examples import Answered, Example, published_examples, telling
 from rl_swarm.runs.summary import Change, Summary, ends_of, summarise
-from rl_swarm.show.card import Places, honest_note, sections, show_card
-from rl_swarm.show.drawing import Picture, label, smooth
-from rl_swarm.show.report import PAGE, PICTURE, draw, make_report, run_page
+from rl_swarm.show.card import MOST_LINES, Places, facts, headline, honest_note, sections, show_card, worth
+from rl_swarm.show.drawing import MOST_POINTS, label, smooth, thin
+from rl_swarm.show.formats import date
+from rl_swarm.show.report import MOST_CELLS, PAGE, PICTURE, make_panels, make_report, run_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.rounds import CurrentState, Rounds
 from rl_swarm.tools import demo
@@ -32,7 +33,6 @@ from tests.support.sample_run import HOSTILE, LAYOUT, ROUND_SECONDS, SampleRun
 from tests.tools.test_ask import Trial
 
 PLACES = Places("./data", "./data/experiments/trial", "./report.png", "./report.html")
-NO_PICTURE = Picture(b"", b"")
 FOREIGN_TAGS = {"script", "iframe", "object", "embed", "link", "base", "form", "svg", "audio", "video"}
 
 
@@ -169,7 +169,7 @@ def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(finished: Fi
 
 def test_paths_with_spaces_make_commands_that_can_be_pasted(finished: Finished) -> None:
     places = replace(PLACES, store="./my data; rm -rf ~")
-    card = sections(finished.summary, [], places, "my venv/rl-swarm")
+    card = sections(finished.summary, [], places, "'my venv/rl-swarm'")
     command = next(line for line in card[-1].lines if " status " in line).strip()
     assert command == "'my venv/rl-swarm' status --gdrive-path './my data; rm -rf ~' --experiment-name trial"
 
@@ -210,19 +210,24 @@ def inspect(page: str) -> Inspector:
     return found
 
 
+def size_of(data: bytes) -> tuple[int, int]:
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
 def test_the_page_holds_everything_and_loads_nothing(finished: Finished) -> None:
     raw, summary, report = Raw(finished.run), finished.summary, finished.report
     page = report[PAGE].decode()
     found = inspect(page)
     assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers
     assert all(source.startswith("data:image/png;base64,") for source in found.sources)
-    assert len(found.sources) == 2, "for light and for dark"
-    dark, light = (base64.b64decode(source.partition(",")[2]) for source in found.sources)
-    assert dark != light == report[PICTURE]
-    for data in (dark, light):
-        assert data.startswith(b"\x89PNG")
-        width, height = struct.unpack(">II", data[16:24])
-        assert 1000 <= width <= 2000 and 700 <= height <= 1500
+    assert len(found.sources) == 2 * 3, "three plots, each for light and for dark"
+    drawn = [base64.b64decode(source.partition(",")[2]) for source in found.sources]
+    assert len(set(drawn)) == 6
+    assert {size_of(data) for data in drawn} == {(780, 525)}, "small enough to be read on a phone"
+    width, height = size_of(report[PICTURE])
+    assert 1000 <= width <= 2000 and 700 <= height <= 1500
     assert not re.search(r"https?:|url\(|@import", page)
     assert "prefers-color-scheme: dark" in page
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
@@ -256,16 +261,16 @@ def test_nothing_hostile_takes_effect_on_page_card_or_picture(finished: Finished
     bad = Answered(HOSTILE, HOSTILE, 0.0, HOSTILE)
     examples = [*finished.examples, Example(HOSTILE, bad, replace(bad, prompt="other"))]
     assert any(HOSTILE in (each.before.text, each.after.text) for each in examples[:-1]), "the run itself holds it"
-    page = run_page(summary, examples, NO_PICTURE)
+    page = run_page(summary, examples, ())
     found = inspect(page)
-    assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers and found.tags["img"] == 1
+    assert not FOREIGN_TAGS & found.tags.keys() and not found.handlers and found.tags["img"] == 0
     assert "<script>alert(1)</script>" in found.text, "shown as text"
     for terminal in (False, True):
         shown = card_of(summary, examples, terminal=terminal, width=400)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", shown) if terminal else shown
         assert not {"\x1b", "\u202e"} & set(page + plain)
         assert "[bold red]gone[/]" in plain, "markup is not obeyed"
-    assert draw(summary).light.startswith(b"\x89PNG")
+    assert all(size_of(panel.picture.light) for panel in make_panels(summary))
 
 
 def test_names_that_a_drawing_library_would_misread_are_drawn() -> None:
@@ -273,7 +278,7 @@ def test_names_that_a_drawing_library_would_misread_are_drawn() -> None:
 
 
 def empty_summary() -> Summary:
-    return Summary("e", {}, {}, (), 0, 0.0, (), (), Change(), Change(), Change(), 0, (), {}, (), {})
+    return Summary("e", {}, {}, (), 0, None, 0.0, None, (), (), Change(), Change(), Change(), 0, (), {}, (), {})
 
 
 def test_a_run_with_nothing_in_it_still_has_a_report(tmp_path: Path) -> None:
@@ -326,7 +331,7 @@ def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> N
     assert found.rewards == {node: points for node, points in expected.rewards.items() if node != "w2"}
     assert len(found.evaluations) == len(expected.evaluations) and found.settings == {}
     assert all(each in card_of(found, []) for each in found.damaged)
-    assert "Damaged files" in run_page(found, [], NO_PICTURE) and "Damaged files" not in run_page(expected, [], NO_PICTURE)
+    assert "Damaged files" in run_page(found, [], ()) and "Damaged files" not in run_page(expected, [], ())
 
 
 def test_uses_are_credited_to_registered_peers_only(run: SampleRun) -> None:
@@ -398,11 +403,11 @@ def test_the_example_on_the_card_is_the_first_that_turned_and_says_so() -> None:
     stayed, turned = Example("a", answered(0), answered(0)), Example("b", answered(0), answered(1))
     assert telling([stayed, turned, turned]) == turned
     assert telling([stayed]) == stayed
-    assert "Of 2 examples (one question of each task) the first that turned from wrong to right" in card_of(
+    assert "Of 2 examples (one question of each task) the first that came to the full reward" in card_of(
         empty_summary(), [stayed, turned]
     )
-    assert "the first that turned from wrong to right;" in card_of(empty_summary(), [turned])
-    assert "the first, since none turned from wrong to right;" in card_of(empty_summary(), [stayed])
+    assert "the first that came to the full reward;" in card_of(empty_summary(), [turned])
+    assert "the first, since none came to the full reward;" in card_of(empty_summary(), [stayed])
 
 
 def test_published_examples_are_the_first_completions_not_the_best(finished: Finished) -> None:
@@ -434,19 +439,6 @@ def test_examples_are_asked_of_the_base_and_the_trained_model(tmp_path: Path) ->
     assert any(example.before.text != example.after.text for example in examples)
 
 
-def test_the_demo_ends_with_card_and_report_beside_the_run(run: SampleRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "trial", "RL_SWARM_HOME": str(tmp_path / "home")}
-    console = Console(file=io.StringIO(), width=80)
-    demo.present(environment, demo.load(environment), str(tmp_path / ".venv" / "bin" / "rl-swarm"), console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    for line in ("report   ./store/experiments/trial/report.html", "picture  ./store/experiments/trial/report.png"):
-        assert line in text
-        assert (tmp_path / line.split()[1]).stat().st_size > 1000
-    assert "    ./.venv/bin/rl-swarm status --gdrive-path ./store --experiment-name trial\n" in text
-
-
 def test_a_completed_demo_is_followed_by_another_and_a_stopped_one_goes_on(run: SampleRun, tmp_path: Path) -> None:
     environment = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "trial"}
     rounds = Rounds(run.store, LAYOUT)
@@ -466,13 +458,74 @@ def test_showing_a_run_needs_neither_torch_nor_the_drawing_library_until_the_end
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_picture_of_the_readme_is_made_from_a_run(finished: Finished, tmp_path: Path) -> None:
-    path = Path(__file__).parents[2] / "scripts" / "picture.py"
-    specification = importlib.util.spec_from_file_location("picture", path)
-    assert specification and specification.loader
-    picture = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(picture)
-    target = tmp_path / "demo.svg"
-    picture.main(finished.run.store.url, "trial", str(target))
-    text = target.read_text("utf-8").replace("&#160;", " ")
-    assert "11 of 16 rounds" in text and "@font-face" not in text and "url(http" not in text
+def test_picture_and_page_say_of_what_and_of_when_they_are(finished: Finished) -> None:
+    summary = replace(finished.summary, last_round_at=1_800_000_000.0)
+    line = "experiment trial · 3 nodes, 16 rounds · model nano · last round 2027-01-15 08:00 UTC"
+    assert facts(summary) == line and line in inspect(run_page(summary, [], ())).text
+    assert "3 nodes, 16 of 20 rounds" in facts(replace(summary, max_rounds=20))
+    before, after = (finished.summary.reward.before or 0.0), (finished.summary.reward.after or 0.0)
+    assert headline(summary) == f"RL Swarm trial: reward {before:.3f} → {after:.3f}, {after / before:.1f} times"
+    raw = Raw(finished.run)
+    assert finished.summary.last_round_at == max(row["timestamp"] for rows in raw.rows.values() for row in rows)
+
+
+def test_a_date_is_in_utc_and_a_clock_that_is_far_off_has_none() -> None:
+    assert [date(moment) for moment in (0.0, None, -1.0, 1e12)] == ["1970-01-01 00:00 UTC", "–", "–", "–"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "expected", "kind"),
+    [
+        ("<answer>7</answer>", 1.0, "reward 1.00: right", "good"),
+        ("The answer is 7.", 0.0, "reward 0.00: right, but not in <answer> tags, so no reward", "partly"),
+        ("<answer>-0</answer>", 0.5, "reward 0.50: part of the reward", "partly"),
+        ("<answer>8</answer>", -0.0, "reward 0.00: wrong", "wrong"),
+    ],
+)
+def test_right_and_rewarded_are_two_things_on_card_and_page(text: str, reward: float, expected: str, kind: str) -> None:
+    answer = Answered("What is 3 + 4?", text, reward, "w1", "7")
+    assert worth(answer) == expected
+    example = Example("sums", replace(answer, text="?", reward=0.0), answer)
+    assert f"({expected})" in card_of(empty_summary(), [example], width=200)
+    page = run_page(empty_summary(), [example], ())
+    assert f'<pre class="{kind}">' in page and expected in inspect(page).text
+
+
+def test_the_card_of_a_large_swarm_names_some_nodes_and_the_page_all(finished: Finished) -> None:
+    [node, *_] = finished.summary.nodes
+    nodes = tuple(replace(node, node_id=f"n{place}") for place in range(MOST_LINES + 5))
+    large = replace(finished.summary, nodes=nodes, damaged=tuple(f"file {place}" for place in range(MOST_LINES + 1)))
+    text = card_of(large, [])
+    assert text.count("peers trained on your rollouts") == MOST_LINES
+    assert "and 5 more, which are in the report" in text and "and 1 more, which are in the report" in text
+    page = run_page(large, [], ())
+    assert page.count("<td>n") == len(nodes) > MOST_CELLS, "once each: a table of all pairs would be too large"
+
+
+def test_long_runs_are_drawn_with_a_bounded_number_of_points() -> None:
+    points = [(number, float(number % 2)) for number in range(10 * MOST_POINTS)]
+    assert len(thin(points)) == MOST_POINTS and {value for _, value in thin(points)} == {0.5}
+    assert thin(points[:3]) == [(0, 0.0), (1, 1.0), (2, 0.0)] and thin([]) == []
+
+
+def test_of_very_many_rows_the_newest_are_read_and_that_is_said(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_swarm.runs.summary.MOST_ROWS_OF_ALL", 3 * 6)
+    summary = summarise(run.store, LAYOUT)
+    assert {node: [number for number, _ in points] for node, points in summary.rewards.items()} == {
+        name: list(range(10, 16)) for name in run.workers
+    }
+    assert f"{LAYOUT.log('w1', 'metrics.jsonl')}: 16 lines, of which the newest 6 were looked at" in summary.damaged
+
+
+def test_the_reports_reader_keeps_no_rows(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Raw(run).root / "logs" / "w1" / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[-1]) | {"external_ids": [f"w2/{number}/0/0" for number in range(500)]}
+    path.write_text("".join(json.dumps(row | {"round": number}) + "\n" for number in range(100)))
+    monkeypatch.setattr("rl_swarm.runs.summary.JOURNAL_BYTES", 2 * path.stat().st_size)  # what a read sets aside
+    tracemalloc.start()
+    summary = summarise(run.store, LAYOUT)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert summary.uses["w1", "w2"] == 50_000
+    assert peak < 4.5 * path.stat().st_size, "the journal itself, as bytes, as text and as lines"
