@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from rl_swarm import config
+from rl_swarm.document import SMALL_BYTES
 from rl_swarm.rollout import Bundle, encode
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import published
@@ -55,17 +55,16 @@ LETTERS = 13  # points: the README shrinks pictures
 
 def live_picture(store: Store, layout: Layout) -> str:
     """The live view at SHARE of the rounds: the run is copied up to that moment, and shown by the shipped renderer."""
-    experiment = experiments.read(store, layout)
-    if experiment is None:
+    if experiments.read(store, layout) is None:
         sys.exit(f"there is no experiment {layout.experiment_name!r} in {store.url!r}: run the demo first")
-    max_rounds = config.load({}, shared=experiment.settings).max_rounds
     done = [rows for rows in (progress.records(store, layout, node_id) for node_id in registered(store, layout)) if rows]
     until = max(rows[round(SHARE * len(rows)) - 1].timestamp for rows in done)
     with tempfile.TemporaryDirectory() as folder:
         copy = FolderStore(Path(folder))
         for node_id in registered(store, layout):
             copy_node(store, copy, layout, node_id, until)
-        moment = Following(copy, layout, max_rounds).look()
+        copy.put(layout.experiment, store.get(layout.experiment, limit=SMALL_BYTES))
+        moment = Following(copy, layout).look()
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text("$ make demo\n", style="bold"), live_frame(moment, until, WIDTH, HEIGHT - 2))
     svg = console.export_svg(title="RL Swarm: a coordinator and four workers", theme=MONOKAI, unique_id="demo")

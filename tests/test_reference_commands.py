@@ -185,7 +185,7 @@ def test_the_documents_imports(finished: Terminals) -> None:
     assert (finished.folder / LAYOUT.current_state).read_bytes() == before, "a live experiment must not be rewound"
     init_experiment(folder, "another", {"MODEL_NAME": "nano", "NUM_TRAIN_SAMPLES": 2})
     assert [(row["name"], row["status"], row["round"]) for row in list_experiments(folder)] == [
-        ("another", "empty", None),
+        ("another", "new", None),
         ("test_validation", "complete", 2),
     ]
     assert run_with_live_output([sys.executable, "-c", "print('x' * 100000); raise SystemExit(3)"]) == 3

@@ -101,9 +101,9 @@ def config(as_json: bool, **flags: str | None) -> None:
     rows = describe(load_settings(flags))
 
     def table() -> "RenderableType":
-        from rich.table import Table
+        from rl_swarm.show.tables import make_table
 
-        view = Table("variable", "value", "source", "meaning")
+        view = make_table("variable", "value", "source", "meaning")
         for row in rows:
             view.add_row(*("" if value is None else str(value) for value in row.values()))
         return view

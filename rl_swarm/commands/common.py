@@ -102,7 +102,7 @@ def print_result(as_json: bool, document: Any, view: "Callable[[], RenderableTyp
 
 def print_findings(findings: "list[Finding]", as_json: bool, document: Any) -> None:
     from rl_swarm.runs.validate import passed
-    from rl_swarm.show.live import findings_view
+    from rl_swarm.show.tables import findings_table
 
-    print_result(as_json, document, lambda: findings_view(findings))
+    print_result(as_json, document, lambda: findings_table(findings))
     sys.exit(0 if passed(findings) else 1)

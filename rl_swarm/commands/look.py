@@ -23,26 +23,22 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
     """Show what every node is doing, and since when."""
     import time
 
-    from rl_swarm.runs.progress import ExperimentStatus, experiment_status
+    from rl_swarm.runs.following import Following, look_once
 
     loaded, store, layout = open_run(flags)
-
-    def read() -> ExperimentStatus:
-        return experiment_status(store, layout, loaded.founder)
-
     if watching and not as_json:
         from rl_swarm.show.live import watch
 
-        watch(read)
+        watch(Following(store, layout, loaded.founder), make_console())
         return
-    found = read()
+    moment, now = look_once(store, layout, loaded.founder), time.time()
 
     def view() -> "RenderableType":
         from rl_swarm.show.live import status_view
 
-        return status_view(found, time.time())
+        return status_view(moment, now, make_console().width)
 
-    print_result(as_json, found.as_dict(), view)
+    print_result(as_json, moment.as_dict(now), view)
 
 
 @command(settings=("store", "experiment"), example="rl-swarm report demo --gdrive-path ./rl-swarm-data")

@@ -8,7 +8,7 @@ from rl_swarm import config as configuration
 from rl_swarm.commands.common import WORKERS, Flags, check_libraries, load_settings, make_console, open_run, warn
 from rl_swarm.commands.group import Rare, command
 from rl_swarm.commands.options import Checked
-from rl_swarm.commands.typed import program, resuming, what_next
+from rl_swarm.commands.typed import program, resuming, to_repeat, what_next
 from rl_swarm.errors import ConfigError
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
@@ -32,7 +32,7 @@ def demo(workers: int, **flags: str | None) -> None:
     check_libraries()
     from rl_swarm.tools.demo import run_demo
 
-    run_demo(os.environ, flags, workers, program(), make_console())
+    run_demo(os.environ, flags, workers, program(), make_console(), to_repeat(configuration.load(os.environ, flags)))
 
 
 @command(
@@ -50,7 +50,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     """
     load_settings(flags)
     check_libraries()
-    from rl_swarm.tools.launch import found, launch_environment, make_launcher
+    from rl_swarm.tools.launch import found, launch_environment, make_launcher, run_shown
     from rl_swarm.tools.memory import refuse_if_too_large
     from rl_swarm.tools.report import report_after
 
@@ -62,12 +62,9 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     loaded = configuration.load(environment)
     warn(refuse_if_too_large(environment, loaded, workers))
     environment = found(environment, correct=correct, say=click.echo)
-    launcher = make_launcher(environment, workers, say=click.echo, follow=follow)
+    launcher, again = make_launcher(environment, workers, follow=follow), to_repeat(configuration.load(os.environ, flags))
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
-    outcome = launcher.run()
-    click.echo(f"swarm {outcome}")
-    if not launcher.at_once:
-        report_after(outcome, environment, program(), click.echo)
+    run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
 
 
 @command(
@@ -119,6 +116,7 @@ def run_node(flags: Flags, correct: bool = False) -> None:
 
     def learn() -> str:
         node.journal.say(f"{node.local.node_id}: loading libraries")
+        node.journal.state("loading libraries", -1)
         warm_up()  # reasoning-gym, in a process of its own, while this one loads torch
         with node.stop.at_once():
             from rl_swarm.node.learner import make_learning_worker

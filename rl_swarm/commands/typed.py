@@ -25,22 +25,25 @@ def as_typed() -> str:
     return shlex.join(sys.orig_argv)
 
 
-def resuming(config: Config, agreed: Mapping[str, str]) -> Iterator[str]:
-    """Say how to go on with a node: the command as it was typed, after the variables that the node was started with.
+def to_repeat(config: Config, agreed: Mapping[str, str] | None = None, **more: str) -> str:
+    """The command as it was typed, after the variables that it was started with, and `more`.
 
-    Leaves out secrets, and variables whose value the experiment has `agreed` on. A node without a name is named: on a machine with
-    several of them, another one might be taken.
+    Leaves out secrets, and variables whose value the experiment has `agreed` on.
     """
     variables = {
         setting.variable: os.environ[setting.variable]
         for field_name, setting in SETTINGS.items()
         if config.sources.get(field_name) == "environment" and not setting.secret
     }
-    variables = {name: value for name, value in variables.items() if value != agreed.get(name)}
-    if not any(word.startswith(SETTINGS["node_id"].flag) for word in sys.argv):
-        variables["NODE_ID"] = config.node
+    variables = {name: value for name, value in variables.items() if value != (agreed or {}).get(name)} | more
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), as_typed()])
+
+
+def resuming(config: Config, agreed: Mapping[str, str]) -> Iterator[str]:
+    """Say how to go on with a node. A node without a name is named: on a machine with several, another one might be taken."""
+    named = any(word.startswith(SETTINGS["node_id"].flag) for word in sys.argv)
     yield "go on with:"
-    yield "  " + " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), as_typed()])
+    yield f"  {to_repeat(config, agreed, **({} if named else {'NODE_ID': config.node}))}"
 
 
 def what_next(config: Config) -> Iterator[str]:

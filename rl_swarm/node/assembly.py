@@ -189,6 +189,7 @@ def open_node(
     local = claim(config, experiment, say)
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     journal = Journal(local.record, layout, local.node_id, clock, console)
+    journal.state("starting", -1)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")
     info = journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
@@ -215,7 +216,6 @@ def open_node(
             journal.say(f"signing with the public key {identity.public}")
         if experiment.key:
             journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
-    journal.state("starting", -1)
     return Node(config, clock, Stop(), experiment, local, journal, news, member, local.secret, launcher_of(environment))
 
 

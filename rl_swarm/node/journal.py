@@ -67,7 +67,7 @@ class Journal:
         self.node_id = node_id
         self.clock = clock
         self.console = console
-        self.doing = ("starting", -1)
+        self.doing = ("", -1)
         self._root = root
         self._started = clock.monotonic()
         self._streams = [Stream(root / key) for key in layout.journals(node_id)]

@@ -23,6 +23,7 @@ from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.local import workers_here
 from rl_swarm.node.worker import Learner, Push, Worker
 from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_checkpoint, node_of_file, recognised, round_of_folder
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.tasks import Tasks, tasks_of
@@ -68,6 +69,7 @@ def make_learner(config: Config, say: Callable[[str], None] = lambda line: None)
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
     node.journal.say(f"loading the model {node.config.model}")
+    node.journal.state(f"loading {experiments.public_model(node.config.model)}", -1)
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
         share_cores(workers_here(node.config))
         learner = make_learner(node.config, node.journal.say)

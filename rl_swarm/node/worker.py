@@ -114,7 +114,7 @@ class Worker:
         except RoundLeft:
             pass
         outcome = "complete" if number >= self.config.max_rounds else "stopped"
-        self._finish(outcome, number)
+        self._finish(outcome, number if outcome == "complete" else self._boundary[0])  # a stopped node goes on where it has saved
         return outcome
 
     def play(self, number: int) -> None:

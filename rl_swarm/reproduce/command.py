@@ -19,6 +19,7 @@ from rl_swarm.reproduce.results import CellResult
 from rl_swarm.reproduce.schedule import Schedule
 from rl_swarm.reproduce.table import Provenance, write_report
 from rl_swarm.show.formats import number
+from rl_swarm.show.tables import make_table
 from rl_swarm.store import open_store
 from rl_swarm.tasks import parse_tasks
 
@@ -138,9 +139,10 @@ def show_pilot(results: list[CellResult], console: Console) -> None:
     totals: dict[str, list[float]] = {}
     for result in results:
         totals.setdefault(result.cell.arm.name, []).append(sum(result.curves.own[:rounds]))
+    table = make_table("split", numbers=("cumulative own reward", "each seed"))
     for name, values in totals.items():
-        each = ", ".join(number(value, 2) for value in values)
-        _say(console, f"{name}: cumulative own reward {number(sum(values) / len(values), 2)} ({each})")
+        table.add_row(name, number(sum(values) / len(values), 2), ", ".join(number(value, 2) for value in values))
+    console.print(table)
     shares = {result.cell.arm.name for result in results if result.cell.arm.split.external}
     if shares:
         _say(console, f"Best sharing split: {max(shares, key=lambda name: sum(totals[name]))}")

@@ -44,7 +44,7 @@ def read_experiments(store: Store, names: Sequence[str], founder: str | None = N
 def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult, list[str]]:
     name = layout.experiment_name
     experiment = experiments.existing(store, layout, founder)
-    signatures = experiments.reader(store, layout, founder)
+    _, signatures = experiments.reader(store, layout, founder)
     named, more = most_alive(store, layout)
     registrations = {node: read_registration(store, layout, node, signatures) for node in named}
     workers = [node for node, found in registrations.items() if found and found.node_role == "worker"]

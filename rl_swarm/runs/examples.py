@@ -15,7 +15,7 @@ from rl_swarm.swarm.rounds import FIRST_STAGE
 from rl_swarm.tasks import PASS, parsed_answer
 from rl_swarm.tasks.styles import bare_answer
 
-RIGHT, NOT_READ, PARTLY, WRONG = "right", "right, but not in <answer>", "partly right", "wrong"
+RIGHT, NOT_READ, PARTLY, WRONG = "right", "right, not in <answer>", "partly right", "wrong"
 
 
 @dataclass(frozen=True)

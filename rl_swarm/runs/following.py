@@ -1,36 +1,48 @@
-"""Follow a run while it goes on. Each look reads only what is new, so several looks a second cost little.
+"""Read what a run and each of its nodes is doing: one look, or many while it goes on, each of which reads only what is new.
 
-Changes nothing and trusts nothing: rows that no node writes and bundles that cannot be read are skipped. Of several rows of one
-round the last counts.
+Changes nothing and trusts nothing: rows that no node writes and bundles that cannot be read are skipped. In a signed experiment
+only signed rounds, registrations and heartbeats count. Of several rows of one round the last counts. Times are on the clock of the
+node that wrote them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from rl_swarm.config import Config, load
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import Answered, pick_pair, published
-from rl_swarm.runs.progress import EVENTS, METRICS
+from rl_swarm.runs.progress import EVENTS, METRICS, TAIL_BYTES
 from rl_swarm.runs.record import Round, State, valid
 from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.swarm.peers import Heartbeat, Registration, has_left, most_alive, newest_heartbeat, read_registration, silent_since
+from rl_swarm.swarm.rounds import Rounds, names_at_work
+from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.swarm.standing import MOST_TOLD, Mute
+from rl_swarm.text import one_line
 
 MEAN_ROUNDS = 5  # rewards are shown as means of so many rounds
-REMEMBERED_BYTES = 256
 PACE_ROUNDS = 10
+REMEMBERED_BYTES = 256
+HISTORY_BYTES = 64 << 20  # read of all journals together at the first look; at least their ends
+RARELY_SECONDS = 2.0  # between two looks at registrations, announced rounds and heartbeats
 
 
 class Tail:
-    """One journal, read from where the last look ended."""
+    """One journal, read from where the last look ended. Of a file longer than `most_bytes` each look reads the end."""
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: Store, key: str, most_bytes: int) -> None:
         self.store = store
         self.key = key
+        self.most_bytes = most_bytes
         self._offset = 0
         self._before = b""  # the end of what was read: if it has changed, the journal was rewritten
+        self._long = most_bytes <= TAIL_BYTES
         self._segments: set[str] = set()
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
@@ -40,11 +52,16 @@ class Tail:
         return anew, progress.rows(lines)
 
     def _grown(self) -> tuple[bool, list[str]]:
-        data = progress.read(self.store, self.key, progress.JOURNAL_BYTES, self._offset - len(self._before))
+        if self._long:
+            return False, progress.newest_lines(self.store, self.key, TAIL_BYTES)
+        data = progress.read(self.store, self.key, self.most_bytes, self._offset - len(self._before))
         anew = not data.startswith(self._before)
         if anew:
             self._offset, self._before = 0, b""
-            data = progress.read(self.store, self.key, progress.JOURNAL_BYTES)
+            data = progress.read(self.store, self.key, self.most_bytes)
+        if len(data) >= self.most_bytes:
+            self._long = True
+            return anew, progress.newest_lines(self.store, self.key, self.most_bytes)
         new = data[len(self._before) :]
         whole = new[: new.rfind(b"\n") + 1]  # the last line may still be being written
         self._offset += len(whole)
@@ -54,18 +71,40 @@ class Tail:
     def _new_segments(self, there: list[str]) -> tuple[bool, list[str]]:
         before, self._segments = self._segments, set(there)
         if not before or not before <= self._segments:
-            return True, progress.lines(self.store, self.key)
-        return False, progress.segment_lines(self.store, [key for key in there if key not in before])
+            return True, progress.lines(self.store, self.key, self.most_bytes)
+        return False, progress.segment_lines(self.store, [key for key in there if key not in before], self.most_bytes)
 
 
 @dataclass(frozen=True)
 class NodeMoment:
+    """One node as it is now, on its own word."""
+
     node_id: str
-    role: str
-    doing: str
-    since: float | None
-    last: Round | None
-    reward: float | None  # mean of the last MEAN_ROUNDS rounds
+    role: str = "unknown"
+    model: str = ""
+    doing: str = "registered"
+    since: float | None = None
+    round: int | None = None  # the one it is at; of a stopped node, the one it will go on with
+    last: Round | None = None
+    reward: float | None = None  # mean of the last MEAN_ROUNDS rounds
+    seconds: float | None = None  # a round of these rounds, without waiting
+    pace: float | None = None  # seconds from the end of one round to the end of the next
+    last_sign: float | None = None
+    ends: tuple[float, ...] = ()  # of its last rounds
+    interval: float = 60.0  # COORDINATOR_ROUND_INTERVAL: between two heartbeats passes half of it
+    muted: tuple[Mute, ...] = ()
+    name_in_use: bool = False  # the node has noticed another process with its name
+
+    @property
+    def ended(self) -> bool:
+        return has_left(self.doing)
+
+    def silent_seconds(self, now: float) -> float | None:
+        """Return how long a node has given no sign of life, if that is long for this node."""
+        if self.ended or self.last_sign is None:
+            return None
+        since = silent_since(self.ends, self.last_sign, now, self.interval)
+        return None if since is None else now - since
 
 
 @dataclass(frozen=True)
@@ -73,93 +112,194 @@ class Moment:
     """A run as it is now. `curve` is the mean own reward of the nodes, round by round; `pace` is seconds per round."""
 
     experiment: str
-    max_rounds: int
-    rounds_done: int
-    pace: float | None
-    last_round_at: float | None
-    nodes: tuple[NodeMoment, ...]
-    curve: tuple[tuple[int, float], ...]
-    good: Answered | None
-    other: Answered | None  # with less than the full reward
+    status: str = "running"  # or empty, new, complete, stopped, failed
+    max_rounds: int | None = None
+    round: int | None = None  # announced, or else reached
+    opened_at: float | None = None
+    rounds_done: int = 0
+    pace: float | None = None
+    last_round_at: float | None = None
+    nodes: tuple[NodeMoment, ...] = ()
+    left_out: int = 0  # registrations that were not read, or are nobody's
+    curve: tuple[tuple[int, float], ...] = ()
+    good: Answered | None = None
+    other: Answered | None = None  # with less than the full reward
 
     @property
     def complete(self) -> bool:
-        workers = [node for node in self.nodes if node.role == "worker"]
-        return bool(workers) and all(node.doing == "complete" for node in workers)
+        return self.status == "complete"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(node.last.tokens_per_s for node in self.nodes if node.last and not node.ended)
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate from the pace of the last rounds; None if there is no pace yet."""
         if self.complete:
             return 0.0
-        if self.pace is None or self.last_round_at is None:
+        if self.pace is None or self.last_round_at is None or self.max_rounds is None:
             return None
         since_last = min(max(0.0, now - self.last_round_at), self.pace)
         return max(0.0, self.pace * (self.max_rounds - self.rounds_done) - since_last)
 
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """The document that `status --json` prints: all but the rewards and texts of single rounds."""
+        said = {name: value for name, value in asdict(self).items() if name not in ("curve", "good", "other", "last_round_at")}
+        said |= {"seconds_left": self.seconds_left(now), "tokens_per_s": self.tokens_per_s}
+        for document, node in zip(said["nodes"], self.nodes, strict=True):
+            last, _, _ = (document.pop(name) for name in ("last", "ends", "interval"))
+            document["reward_mean"], document["reward"] = node.reward, last.reward if last else None
+            document["tokens_per_s"] = last.tokens_per_s if last else None
+            document["silent_seconds"] = node.silent_seconds(now)
+        return said
+
 
 @dataclass
 class _Followed:
+    """One node between two looks."""
+
     node_id: str
-    role: str
     metrics: Tail
     events: Tail
+    registration: Registration | None = None
+    beat: Heartbeat | None = None
     rows: dict[int, Round] = field(default_factory=dict)
-    doing: str = "registered"
-    since: float | None = None
+    state: State | None = None
 
     def read(self) -> list[Round]:
-        """Read what is new; return the new rows of metrics."""
+        """Read what is new in the journals; return the new rows of metrics."""
         anew, found = self.metrics.look()
-        new = valid(found, Round)
         if anew:
             self.rows.clear()
+        new = [row for row in valid(found, Round) if self.rows.get(row.round) != row]
         self.rows.update({row.round: row for row in new})
-        for state in valid(self.events.look()[1], State):
-            self.doing, self.since = state.data.doing, state.timestamp
+        self.state = next(reversed(valid(self.events.look()[1], State)), self.state)
         return new
 
-    def moment(self) -> NodeMoment:
+    @property
+    def known(self) -> bool:
+        """Whether it is a node at all: anybody can make a file among the registrations."""
+        return bool(self.registration or self.state or self.rows)
+
+    def moment(self, interval: float) -> NodeMoment:
         recent = [self.rows[number] for number in sorted(self.rows)[-MEAN_ROUNDS:]]
-        reward = fmean(row.reward for row in recent) if recent else None
-        return NodeMoment(self.node_id, self.role, self.doing, self.since, recent[-1] if recent else None, reward)
+        last = recent[-1] if recent else None
+        ends = {number: row.timestamp for number, row in self.rows.items()}
+        doing, since, number = "registered", None, -1
+        if self.state:
+            doing, since, number = self.state.data.doing, self.state.timestamp, self.state.data.round
+        signs = [row.timestamp for row in (self.state, last) if row]
+        signs += [self.registration.registered_at] if self.registration else []
+        if self.beat and self.beat.sent_at > (since or 0):
+            signs.append(self.beat.sent_at)
+            if one_line(self.beat.doing) != one_line(doing):
+                doing, since, number = self.beat.doing, self.beat.sent_at, self.beat.round
+        return NodeMoment(
+            node_id=self.node_id,
+            role=one_line(self.registration.node_role) if self.registration else "unknown",
+            model=one_line(self.registration.model) if self.registration else "",
+            doing=one_line(doing),
+            since=since,
+            round=None if number < 0 else number,
+            last=last,
+            reward=fmean(row.reward for row in recent) if recent else None,
+            seconds=fmean(sum(row.seconds.values()) for row in recent) if recent else None,
+            pace=_pace(ends),
+            last_sign=max(signs, default=None),
+            ends=tuple(ends[each] for each in sorted(ends)[-PACE_ROUNDS - 1 :]),
+            interval=interval,
+            muted=tuple(Mute(one_line(each.peer), one_line(each.reason), each.until) for each in last.muted[:MOST_TOLD])
+            if last
+            else (),
+            name_in_use=self.beat is not None and bool(self.beat.twin),
+        )
 
 
 class Following:
-    """One run, looked at repeatedly."""
+    """One run, looked at repeatedly; raises ConfigError if it is not `founder`'s.
 
-    def __init__(self, store: Store, layout: Layout, max_rounds: int) -> None:
+    With `history_bytes` 0 even the first look reads only the ends of journals, so its cost does not grow with the run.
+    """
+
+    def __init__(self, store: Store, layout: Layout, founder: str | None = None, history_bytes: int = HISTORY_BYTES) -> None:
         self.store = store
         self.layout = layout
-        self.max_rounds = max_rounds
+        self.founder = founder
+        self.history_bytes = history_bytes
+        self._experiment: Experiment | None = None
+        self._config: Config | None = None
+        self._signatures = Signatures()
+        self._rounds = Rounds(store, layout)
+        self._said = ""  # by the coordinator, of the whole run
         self._nodes: dict[str, _Followed] = {}
+        self._left_out = 0
+        self._next_look_around: float | None = None
         self._good: Answered | None = None
         self._other: Answered | None = None
 
     def look(self) -> Moment:
         """Read what is new; raise StoreAway if the store does not answer."""
-        for node_id in set(most_alive(self.store, self.layout)[0]) - self._nodes.keys():
-            self._meet(node_id)
+        now = self.store.clock.monotonic()
+        if self._next_look_around is None or now >= self._next_look_around:
+            self._look_around()
+            self._next_look_around = now + RARELY_SECONDS
         new = [(row.timestamp, row.round, row.stage, node.node_id) for node in self._nodes.values() for row in node.read()]
         if new:
             self._sample(*max(new)[1:])
-        ends = _ends(node.rows for node in self._nodes.values())
+        known = [node for node in self._nodes.values() if node.known]
+        interval = (self._config or Config()).round_interval
+        nodes = tuple(node.moment(interval) for node in known)
+        ends, newest = _ends(node.rows for node in known), self._rounds.newest
         return Moment(
             experiment=self.layout.experiment_name,
-            max_rounds=self.max_rounds,
+            status=self._status(nodes),
+            max_rounds=self._config.max_rounds if self._config else None,
+            round=newest.round if newest else max((node.round for node in nodes if node.round is not None), default=None),
+            opened_at=newest.opened_at if newest else None,
             rounds_done=max(ends, default=-1) + 1,
             pace=_pace(ends),
             last_round_at=ends[max(ends)] if ends else None,
-            nodes=tuple(self._nodes[node_id].moment() for node_id in sorted(self._nodes)),
-            curve=mean_curve([{number: row.reward for number, row in node.rows.items()} for node in self._nodes.values()]),
+            nodes=nodes,
+            left_out=self._left_out + len(self._nodes) - len(known),
+            curve=mean_curve([{number: row.reward for number, row in node.rows.items()} for node in known]),
             good=self._good,
             other=self._other,
         )
 
-    def _meet(self, node_id: str) -> None:
-        registration = read_registration(self.store, self.layout, node_id)
-        if registration:
-            metrics, events = (Tail(self.store, self.layout.log(node_id, name)) for name in (METRICS, EVENTS))
-            self._nodes[node_id] = _Followed(node_id, registration.node_role, metrics, events)
+    def _look_around(self) -> None:
+        """Look who is there, which round is announced, and who has sent a heartbeat."""
+        store, layout = self.store, self.layout
+        if self._experiment is None:
+            self._experiment, self._signatures = experiments.reader(store, layout, self.founder)
+            self._rounds = Rounds(store, layout, signatures=self._signatures)
+            self._config = load({}, {}, self._experiment.settings) if self._experiment else None
+        newest = self._rounds.newest
+        newest = self._rounds.advance(newest.round) or newest if newest else self._rounds.survey()
+        current = self._rounds.read_current()
+        self._said = one_line(current.status) if current else ""
+        names, self._left_out = most_alive(store, layout)
+        if self._left_out:
+            names, self._left_out = most_alive(store, layout, names_at_work(store, layout, newest))
+        most_bytes = max(TAIL_BYTES, self.history_bytes // max(1, len(names)))
+        self._nodes = {name: self._nodes.get(name) or self._meet(name, most_bytes) for name in names}
+        for name, node in self._nodes.items():
+            node.registration = node.registration or read_registration(store, layout, name, self._signatures)
+            node.beat = newest_heartbeat(store, layout, name, self._signatures) or node.beat
+
+    def _meet(self, node_id: str, most_bytes: int) -> _Followed:
+        metrics, events = (Tail(self.store, self.layout.log(node_id, name), most_bytes) for name in (METRICS, EVENTS))
+        return _Followed(node_id, metrics, events)
+
+    def _status(self, nodes: Sequence[NodeMoment]) -> str:
+        """Say how the whole run is: in the coordinator's word, unless nobody is there or all have ended."""
+        if not nodes:
+            return "new" if self._experiment else "empty"
+        workers = [node for node in nodes if node.role == "worker"]
+        if self._said == "complete" or (workers and all(node.doing == "complete" for node in workers)):
+            return "complete"
+        if all(node.ended for node in nodes):
+            return "failed" if any(node.doing.startswith("failed") for node in nodes) else "stopped"
+        return self._said or "running"
 
     def _sample(self, number: int, stage: int, node_id: str) -> None:
         """Show completions of the newest round; keep one of before if there is no new one."""
@@ -167,6 +307,17 @@ class Following:
         turn = number % len(rollouts) if rollouts else 0  # show different questions in turn
         good, other = pick_pair([*rollouts[turn:], *rollouts[:turn]])
         self._good, self._other = good or self._good, other or self._other
+
+
+def look_once(store: Store, layout: Layout, founder: str | None = None) -> Moment:
+    """Look at a run once, at the ends of its journals only."""
+    return Following(store, layout, founder, history_bytes=0).look()
+
+
+def all_experiments(store: Store) -> list[Moment]:
+    """Look once at every experiment in a store; skip folders that hold none."""
+    found = [look_once(store, Layout(name)) for name in experiments.names(store)]
+    return [moment for moment in found if moment.status != "empty"]
 
 
 def mean_curve(nodes: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:

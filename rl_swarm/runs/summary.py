@@ -177,7 +177,7 @@ class _Files:
 
     def _workers(self, founder: str | None) -> dict[str, str]:
         """Registered workers and the model that each says it trains."""
-        signatures = experiments.reader(self.store, self.layout, founder)
+        _, signatures = experiments.reader(self.store, self.layout, founder)
         names, left_out = most_alive(self.store, self.layout)
         if left_out:
             self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")

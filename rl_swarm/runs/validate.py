@@ -72,7 +72,7 @@ class _Checks:
 
     def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None) -> None:
         self.store, self.layout, self.expected, self.founder = store, layout, expected, founder
-        newest = Rounds(store, layout, signatures=experiments.reader(store, layout)).survey()
+        newest = Rounds(store, layout, signatures=experiments.reader(store, layout)[1]).survey()
         named, self.left_out = most_alive(store, layout, names_at_work(store, layout, newest))
         found = {node: read_registration(store, layout, node) for node in named}
         roles = {node: registration.node_role for node, registration in found.items() if registration}

@@ -30,9 +30,16 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def roughly(seconds: float) -> str:
+    """A number of seconds in its largest unit, for a narrow column."""
+    whole = max(0, int(seconds))
+    size, unit = next((each for each in ((86400, "d"), (3600, "h"), (60, "min")) if whole >= each[0]), (1, "s"))
+    return f"{whole // size} {unit}"
+
+
 def ago(moment: float | None, now: float) -> str:
     """The time since a moment. Clocks of two machines may disagree, so it is never negative."""
-    return NOTHING if moment is None else duration(now - moment)
+    return NOTHING if moment is None else roughly(now - moment)
 
 
 def flat(text: str) -> str:

@@ -87,7 +87,7 @@ def _shares(change: Change) -> str:
 
 
 def _nodes(summary: Summary) -> Html:
-    heads = ("node", "rounds", "reward", "held-out", "style-blind", "own used", "peers' used", "given", "tokens")
+    heads = ("node", "rounds", "reward", "held-out", "style-blind", "own used", "external used", "given", "tokens")
     rows = (
         (
             node.node_id,
@@ -103,8 +103,8 @@ def _nodes(summary: Summary) -> Html:
         for node in summary.nodes
     )
     caption = (
-        "Used: how often the node trained on a rollout of its own, and of its peers. Given: how often peers trained on one of its "
-        "rollouts. Tokens: written by the node itself."
+        "Used: how often the node trained on a rollout of its own, and on an external one, which a peer wrote. Given: how often "
+        "peers trained on one of its rollouts. Tokens: written by the node itself."
     )
     return table(heads, rows, numbers=8, caption=caption)
 

@@ -171,10 +171,11 @@ def published_settings(config: Config) -> dict[str, str]:
     return shared_settings(config) | {"TASKS": canonical(tasks_of(config)), "MODEL_NAME": public_model(config.model)}
 
 
-def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatures:
-    """The signatures for a reader of a run. If its rounds are not signed, or cannot be checked here, anybody may announce them.
+def reader(store: Store, layout: Layout, founder: str | None = None) -> tuple[Experiment | None, Signatures]:
+    """The experiment, if it can be used, and the signatures for a reader of its run.
 
-    Raises ConfigError if the experiment is not `founder`'s.
+    If its rounds are not signed, or cannot be checked here, anybody may announce them. Raises ConfigError if the
+    experiment is not `founder`'s.
     """
     try:
         found = read(store, layout, founder)
@@ -183,8 +184,8 @@ def reader(store: Store, layout: Layout, founder: str | None = None) -> Signatur
             raise
         found = None
     if found is None or not can_check():
-        return Signatures()
-    return Signatures(experiment_id=found.experiment_id, announcers=all_announcers(found))
+        return found, Signatures()
+    return found, Signatures(experiment_id=found.experiment_id, announcers=all_announcers(found))
 
 
 def address(store: Store, experiment: Experiment) -> str:

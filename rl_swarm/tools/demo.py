@@ -9,13 +9,11 @@ from itertools import count
 from rich.console import Console
 
 from rl_swarm.config import load
-from rl_swarm.runs.following import Following
-from rl_swarm.show.live import LiveView
 from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
-from rl_swarm.tools.launch import found, launch_environment, make_launcher
+from rl_swarm.tools.launch import found, launch_environment, make_launcher, run_shown
 from rl_swarm.tools.report import report_after
 
 SETTINGS = {
@@ -31,20 +29,17 @@ SETTINGS = {
 Flags = Mapping[str, str | None]
 
 
-def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console) -> str:
-    """Run the swarm until its last round or Ctrl-C, then report; return 'complete' or 'stopped'.
+def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console, again: str) -> str:
+    """Run the swarm until its last round or Ctrl-C, then report; return 'complete' or 'stopped'. `again` is the command to go on.
 
     Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
     """
     environment = found(unfinished(launch_environment(SETTINGS | dict(given), flags)))
-    config = load(environment)
-    following = Following(open_store(config.store_url), Layout(config.experiment_name), config.max_rounds)
-    with LiveView(following, console) as view:
-        launcher = make_launcher(environment, workers, say=view.say)
-        outcome = launcher.run(view.tick)
-    if not launcher.at_once:
-        report_after(outcome, environment, program, view.say)
-    return outcome
+
+    def report(outcome: str) -> None:
+        report_after(outcome, environment, program, print)
+
+    return run_shown(make_launcher(environment, workers), load(environment), console, again, report)
 
 
 def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
@@ -54,7 +49,7 @@ def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
     for number in count(1):
         name = config.experiment_name if number == 1 else f"{config.experiment_name}-{number}"
         layout = Layout(name)
-        state = Rounds(store, layout, signatures=experiments.reader(store, layout)).read_current()
+        state = Rounds(store, layout, signatures=experiments.reader(store, layout)[1]).read_current()
         if state is None or state.status != "complete":
             break
     return {**environment, "EXPERIMENT_NAME": name}

@@ -5,13 +5,15 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import DEFAULT_STORE, SETTINGS, load
+from rich.console import Console
+
+from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, load
 from rl_swarm.errors import SwarmError
 from rl_swarm.node.assembly import load_config
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
@@ -19,6 +21,8 @@ from rl_swarm.node.vetting import vet
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
+from rl_swarm.runs.following import Following, Moment
+from rl_swarm.show.live import LiveView
 from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -87,7 +91,7 @@ class Launcher:
                     self._tend(tick)
             finally:
                 with suppress(KeyboardInterrupt):
-                    self._stop_all()
+                    self._stop_all(tick)
                 self._kill_rest()
                 self._show_consoles()
         return "stopped" if self.stopping else "complete"
@@ -120,7 +124,7 @@ class Launcher:
         node.process, node.restart_at = None, time.monotonic() + pause
         self._tell(f"{node.node_id} ended with code {code}: {node.last_line()}; starting it again in {pause:.0f} s")
 
-    def _stop_all(self) -> None:
+    def _stop_all(self, tick: Callable[[], None]) -> None:
         """Ask every node to stop, and wait as long as each may take to save and publish. Name those that are missing."""
         for node in self.nodes:
             node.ask_to_stop()
@@ -135,6 +139,7 @@ class Launcher:
                 self._tell(f"still waiting, {now - began:.0f} of at most {LAUNCHER_SECONDS:.0f} s, for {last_words}")
                 self._tell("Ctrl-C ends them at once")
             self._show_consoles()
+            tick()
             time.sleep(POLL_SECONDS)
         for node in self.nodes:
             if node.asked and node.code is not None and node.code > 0:
@@ -151,7 +156,7 @@ class Launcher:
         why = "ended at once" if self.at_once else f"not stopped in {LAUNCHER_SECONDS:.0f} s"
         self._tell(
             f"{why}: {saved or 'no node'} had saved and stopped; killed {', '.join(node.node_id for node in killed)}, whose last "
-            "checkpoints and spools are kept; start again to go on"
+            "checkpoints and spools are kept"
         )
 
     def _tell(self, line: str) -> None:
@@ -169,10 +174,54 @@ class Launcher:
             self.stopping = True
             for node in self.nodes:  # here, because `tick` may hang in the store
                 node.ask_to_stop()
-            self._tell("stopping: each node saves a checkpoint; start again to go on")
+            self._tell("stopping: each node saves a checkpoint; Ctrl-C again ends them at once")
         elif not self.at_once and number != signal.SIGHUP:
             self.at_once = True
             raise KeyboardInterrupt
+
+
+def run_shown(launcher: Launcher, config: Config, console: Console, again: str, report: Callable[[str], None]) -> str:
+    """Run the nodes and show them live, or what they print if the launcher follows that; then report, and return the outcome.
+
+    After a stop, say what each worker has saved, and with which command to go on `again`.
+    """
+    following = Following(open_store(config.store_url), Layout(config.experiment_name), config.founder)
+    roles = {node.node_id: node.environment["NODE_ROLE"] for node in launcher.nodes}
+    view = LiveView(following, console, starting=roles)
+    launcher.say = view.say
+    if launcher.follow:
+        outcome = launcher.run()
+        view.look()
+    else:
+        with view:
+            try:
+                outcome = launcher.run(view.tick)
+            finally:
+                view.show()
+    view.say(f"swarm {outcome}")
+    if not launcher.at_once:
+        report(outcome)
+    if outcome == "stopped":
+        for line in [*what_was_saved(launcher.nodes, view.moment), "go on with:", f"  {again}"]:
+            view.say(line)
+    return outcome
+
+
+def what_was_saved(nodes: Sequence[NodeProcess], moment: Moment | None) -> Iterator[str]:
+    """Say at which round each worker goes on, by its own last word."""
+    last_words = {node.node_id: node for node in moment.nodes} if moment else {}
+    saved: dict[str, list[str]] = {}
+    for process in (process for process in nodes if process.environment.get("NODE_ROLE") == "worker"):
+        node = last_words.get(process.node_id)
+        if process.code != 0:
+            what = "was ended and goes on from its last checkpoint"
+        elif node is None or node.doing != "stopped":
+            what = "complete" if node and node.doing == "complete" else "saved"
+        else:
+            what = "had not begun a round" if node.round is None else f"saved at round {node.round}"
+        saved.setdefault(what, []).append(process.node_id)
+    for what, names in saved.items():
+        yield f"{', '.join(names)}: {what}"
 
 
 def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str | None]) -> dict[str, str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from rl_swarm.config import Config, load
@@ -23,6 +22,7 @@ from rl_swarm.errors import ModelError
 from rl_swarm.learning.engine.libraries import require_transformers
 from rl_swarm.processes.children import python
 from rl_swarm.runs.validate import Finding
+from rl_swarm.show.tables import make_table
 from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -261,9 +261,7 @@ class Fit:
     def table(self) -> Group:
         """The parts of one worker and of all workers, and the finding."""
         counts = sorted({1, self.workers})
-        view = Table("part", "when")
-        for count in counts:
-            view.add_column(f"{count} workers" if count > 1 else "1 worker", justify="right")
+        view = make_table("part", "when", numbers=[f"{count} workers" if count > 1 else "1 worker" for count in counts])
         for phase, parts in self.parts.items():
             for name, size in parts.items():
                 view.add_row(name, phase, *(gb(count * size) for count in counts))

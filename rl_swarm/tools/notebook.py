@@ -1,4 +1,4 @@
-"""Functions for notebook cells: run a command with live output, make an experiment, read and compare runs."""
+"""Functions for notebook cells: run a command with live output, make an experiment, watch, read and compare runs."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.node.assembly import load_config
 from rl_swarm.node.vetting import vet
 from rl_swarm.runs import progress
+from rl_swarm.runs.following import Following, all_experiments, look_once
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -47,6 +48,15 @@ def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Ma
                 process.terminate()
 
 
+def watch_experiment(gdrive_path: str, experiment_name: str) -> None:
+    """Show a run in this cell as `rl-swarm status --watch` does, until it has ended or the cell is interrupted."""
+    from rich.console import Console
+
+    from rl_swarm.show.live import watch
+
+    watch(Following(*_open(gdrive_path, experiment_name)), Console(), until_ended=True)
+
+
 def init_experiment(gdrive_base_path: str, experiment_name: str, config_overrides: Mapping[str, Any] | None = None) -> str:
     """Publish an experiment's settings, keyed by variable, and return its folder. An experiment that exists is not changed.
 
@@ -71,26 +81,26 @@ def list_experiments(gdrive_base_path: str) -> list[dict[str, Any]]:
             "round": status.round,
             "num_peers": len(status.nodes) + status.left_out,
         }
-        for status in progress.all_experiments(open_store(gdrive_base_path, writable=False))
+        for status in all_experiments(open_store(gdrive_base_path, writable=False))
     ]
 
 
 def get_experiment_status(gdrive_base_path: str, experiment_name: str) -> dict[str, Any]:
     """Return what `rl-swarm status --json` prints."""
-    return progress.experiment_status(*_open(gdrive_base_path, experiment_name)).as_dict()
+    return look_once(*_open(gdrive_base_path, experiment_name)).as_dict(SystemClock().wall())
 
 
 def get_experiment_metrics(gdrive_base_path: str, experiment_name: str) -> list[dict[str, Any]]:
     """Return a row for each node and round, as `pandas.DataFrame` takes it."""
     store, layout = _open(gdrive_base_path, experiment_name)
-    nodes = progress.experiment_status(store, layout).nodes
+    nodes = look_once(store, layout).nodes
     return [msgspec.to_builtins(row) for node in nodes for row in progress.records(store, layout, node.node_id)]
 
 
 def get_experiment_progress(gdrive_path: str, experiment_name: str) -> dict[str, dict[str, Any]]:
     """Return the newest progress line of every node, by node."""
     store, layout = _open(gdrive_path, experiment_name)
-    nodes = progress.experiment_status(store, layout).nodes
+    nodes = look_once(store, layout).nodes
     newest = {node.node_id: progress.last_rows(store, layout.progress(node.node_id)) for node in nodes}
     return {node_id: rows[-1] for node_id, rows in newest.items() if rows}
 

@@ -12,15 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Column, Table
 from rich.text import Text
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
+from rl_swarm.show.tables import make_table
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
 from rl_swarm.tasks.bench import CannotMake
 from rl_swarm.tasks.levels import candidates
@@ -131,9 +130,7 @@ class ProbeResult:
     @property
     def view(self) -> Group:
         """The table, what is not in it, and the value to use on a line of its own that can be copied."""
-        table = Table(Column("task and level", overflow="fold"), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for heading in ("questions", "reward", "informative", "<answer>", "seconds"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        table = make_table("task and level", numbers=("questions", "reward", "informative", "<answer>", "seconds"))
         for spec, tally in self.seen:
             table.add_row(
                 Text(f"{spec.name} {spec.id.partition(':')[2].replace(':', ' ') or 'default'}"),

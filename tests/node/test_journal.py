@@ -12,12 +12,14 @@ from rl_swarm.clock import Clock
 from rl_swarm.errors import StoreAway
 from rl_swarm.node.journal import Journal
 from rl_swarm.runs import progress
+from rl_swarm.runs.following import look_once
 from rl_swarm.runs.record import stamped, unstamped
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.copies import GROWING_SECONDS, SEGMENT_SECONDS, TRIES, Copies
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
 from tests.support.rows import metrics, record
@@ -175,11 +177,9 @@ def test_nothing_in_the_store_is_ever_read(tmp_path: Path) -> None:
 
 
 def test_status_names_what_a_node_does_and_since_when(store: Store, tmp_path: Path) -> None:
-    from rl_swarm.swarm.peers import Registration, register
-
     clock = VirtualClock()
     register(store, LAYOUT, Registration("me", "worker", clock.wall(), "nano", "me", "1", "s"))
-    assert progress.node_status(store, LAYOUT, "me").doing == "registered"
+    assert look_once(store, LAYOUT).nodes[0].doing == "registered"
     journal = make(store, tmp_path, clock)
     clock.sleep(10)
     journal.state("training", 7)
@@ -189,7 +189,7 @@ def test_status_names_what_a_node_does_and_since_when(store: Store, tmp_path: Pa
     journal.state("training", 7)
     journal.say("still training")
     journal.flush()
-    status = progress.node_status(store, LAYOUT, "me")
+    [status] = look_once(store, LAYOUT).nodes
     assert (status.role, status.model, status.doing, status.since, status.round, status.reward) == (
         "worker",
         "nano",
@@ -212,6 +212,7 @@ def test_the_tail_of_a_long_journal_is_read_without_the_rest(tmp_path: Path, mon
 
 
 def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> None:
+    register(store, LAYOUT, Registration("me", "worker", 0.0, "nano", "me", "1", "s"))
     journal = make(store, tmp_path, VirtualClock())
     try:
         raise ZeroDivisionError("of weights")
@@ -220,7 +221,7 @@ def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> No
     journal.flush()
     assert "ZeroDivisionError: of weights" in "\n".join(progress.lines(store, LAYOUT.log("me", "stderr.log")))
     assert progress.rows(progress.lines(store, LAYOUT.progress("me")))[-1]["event"] == "error"
-    assert progress.node_status(store, LAYOUT, "me").doing.startswith("failed: ZeroDivisionError")
+    assert look_once(store, LAYOUT).nodes[0].doing.startswith("failed: ZeroDivisionError")
 
 
 def test_a_half_line_that_a_killed_process_left_spoils_no_other(tmp_path: Path) -> None:
@@ -287,9 +288,10 @@ def test_a_console_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     ],
 )
 def test_a_status_survives_rows_that_make_no_sense(store: Store, row: dict[str, Any]) -> None:
+    register(store, LAYOUT, Registration("me", "worker", 0.0, "nano", "me", "1", "s"))
     for name in ("training_events.jsonl", "metrics.jsonl"):
         store.rewrite(LAYOUT.log("me", name), (json.dumps(row | {"reward": "high"}) + "\n" + "[" * 100_000 + "\n").encode())
-    status = progress.node_status(store, LAYOUT, "me")
+    [status] = look_once(store, LAYOUT).nodes
     assert (status.round, status.reward, status.doing) == (None, None, "registered")
 
 

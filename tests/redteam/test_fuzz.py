@@ -27,7 +27,7 @@ from rl_swarm.reproduce.results import load, path_of
 from rl_swarm.rollout import decode, is_plain
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import published, published_examples
-from rl_swarm.runs.following import Following
+from rl_swarm.runs.following import Following, all_experiments
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.show.card import Places, sections
@@ -102,7 +102,7 @@ def follow(given: Input) -> None:
     """Follow a run whose journal is damaged on disk."""
     store = FolderStore(given.folder / "store", CLOCK)
     store.rewrite(LAYOUT.log("w1", "metrics.jsonl"), given.data)
-    Following(store, LAYOUT, 9).look()
+    Following(store, LAYOUT).look()
 
 
 def summary(given: Input) -> None:
@@ -134,8 +134,8 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
     ("metrics.jsonl", follow),
     ("/progress_", lambda given: progress.rows(progress.lines(given.store, LAYOUT.progress("w1")))),
-    (LAYOUT.root, lambda given: progress.all_experiments(given.store)),
-    (LAYOUT.root, lambda given: Following(given.store, LAYOUT, 9).look()),
+    (LAYOUT.root, lambda given: all_experiments(given.store)),
+    (LAYOUT.root, lambda given: Following(given.store, LAYOUT).look()),
     (LAYOUT.root, lambda given: validate(given.store, LAYOUT, Expected())),
     (LAYOUT.root, lambda given: read_experiments(given.store, ["trial"])),
     (LAYOUT.root, summary),

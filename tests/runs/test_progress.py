@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import Following, Tail
+from rl_swarm.runs.following import Following, Tail, look_once
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
@@ -73,7 +73,7 @@ def test_of_a_million_empty_segments_few_are_read(monkeypatch: pytest.MonkeyPatc
     before = store.counts["get"]
     assert progress.last_rows(store, KEY) == []
     assert store.counts["get"] - before <= progress.MOST_TAILS + 1
-    tail, before = Tail(store, KEY), store.counts["get"]
+    tail, before = Tail(store, KEY, 1 << 20), store.counts["get"]
     assert tail.look()[1] == []
     for number in range(2_000, 4_000):
         put(store, number, "")
@@ -89,7 +89,7 @@ def test_what_a_node_says_of_itself_is_one_short_line(tmp_path: Path) -> None:
     store.rewrite(LAYOUT.log("w1", "training_events.jsonl"), json.dumps(said).encode() + b"\n")
     store.rewrite(KEY, json.dumps({"timestamp": 1.0, "round": 1, "reward": 0.5, "muted": [mute]}).encode() + b"\n")
     assert run.done == 0
-    status = progress.node_status(store, LAYOUT, "w1")
+    status = next(node for node in look_once(store, LAYOUT).nodes if node.node_id == "w1")
     assert len(status.doing) <= 200 and "\n" not in status.doing
     assert [(each.peer, each.reason) for each in status.muted] == [("a b", "c d")]
 
@@ -142,12 +142,11 @@ def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path
     for key in (KEY, LAYOUT.log("w1", "training_events.jsonl"), LAYOUT.progress("w1")):
         with (store.root / key).open("ab") as file:
             file.write(row.encode("utf-8", "backslashreplace") + b"\n")
-    status = progress.experiment_status(store, LAYOUT)
-    json.dumps(status.as_dict()).encode()
+    json.dumps(look_once(store, LAYOUT).as_dict(0.0)).encode()
     place, name = str(tmp_path / "store"), LAYOUT.experiment_name
     assert notebook.list_experiments(place) and notebook.get_experiment_status(place, name)["nodes"]
     assert notebook.get_experiment_progress(place, name)
     rewards = notebook.compare_experiments(place, [name])
     assert {each["round"] for each in rewards} >= {0}
     assert notebook.export_experiment_summary(place, name)["rewards"] == rewards
-    assert Following(store, LAYOUT, 16).look().rounds_done >= 2
+    assert Following(store, LAYOUT).look().rounds_done >= 2

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,10 @@ from rich.console import Console
 from rl_swarm.errors import StoreAway
 from rl_swarm.runs.examples import Answered
 from rl_swarm.runs.following import Following, Moment, NodeMoment
-from rl_swarm.runs.progress import ExperimentStatus, NodeStatus
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.formats import ago, duration, flat
-from rl_swarm.show.live import LINE_SECONDS, LiveView, area, findings_view, live_frame, plain_line, status_view, watch
+from rl_swarm.show.live import LINE_SECONDS, LiveView, area, live_frame, plain_line, status_view, watch
+from rl_swarm.show.tables import findings_table
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.standing import Mute
 from rl_swarm.text import visible
@@ -41,10 +42,10 @@ def run(tmp_path: Path) -> SampleRun:
 
 
 def moment_of(run: SampleRun) -> Moment:
-    return Following(run.store, LAYOUT, max_rounds=16).look()
+    return Following(run.store, LAYOUT).look()
 
 
-def own_rows(run: SampleRun, node_id: str) -> list[dict[str, float]]:
+def own_rows(run: SampleRun, node_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.store.get(LAYOUT.log(node_id, "metrics.jsonl"), limit=1 << 24).decode().splitlines()]
 
 
@@ -55,17 +56,15 @@ def test_a_row_shows_what_the_node_has_recorded(run: SampleRun) -> None:
         rows = own_rows(run, node_id)
         reward = sum(row["reward"] for row in rows[-5:]) / 5
         last = rows[-1]
-        cells = next(line for line in text.splitlines() if line.startswith(node_id)).split()
-        assert cells[-5:] == [
-            "9",
-            f"{reward:.3f}",
-            f"{last['own_used']}/2",
-            f"{last['external_used']}/2",
-            f"{last['tokens_per_s']:.0f}",
-        ]
+        cells = " ".join(next(line for line in text.splitlines() if line.startswith(node_id)).split())
+        used = f"{last['external_used']}/2 {last['own_used']}/2"
+        seconds = sum(sum(row["seconds"].values()) for row in rows[-5:]) / 5
+        assert f" 9 {reward:.3f} {used} {seconds:.1f} {last['tokens_per_s']:.0f} " in cells
     mean = sum(own_rows(run, node_id)[-1]["reward"] for node_id in run.workers) / 3
     assert f"now {mean:.3f}" in text
-    assert "10 of 16 rounds" in text and "11 s left" in text
+    assert "RL Swarm trial: running, 10 of 16 rounds" in text and "11 s left" in text
+    tokens = sum(own_rows(run, node_id)[-1]["tokens_per_s"] for node_id in run.workers)
+    assert f"3 workers: 3 at work, 2.0 s a round, {tokens:.0f} tokens/s" in text
     assert "<answer>" in text and "right  reward 1.00" in text and "wrong  reward 0.00" in text
 
 
@@ -79,8 +78,10 @@ def test_the_picture_is_never_larger_than_the_terminal(run: SampleRun, width: in
 
 
 def test_of_many_nodes_as_many_are_shown_as_fit() -> None:
-    nodes = tuple(NodeMoment(f"w{number}", "worker", "training", 0.0, record(1), 0.5) for number in range(64))
-    moment = Moment("e", 10, 1, 1.0, 0.0, nodes, ((0, 0.5),), None, None)
+    nodes = tuple(
+        NodeMoment(f"w{number}", "worker", doing="training", since=0.0, last=record(1), reward=0.5) for number in range(64)
+    )
+    moment = Moment("e", max_rounds=10, rounds_done=1, pace=1.0, nodes=nodes, curve=((0, 0.5),))
     lines = shown(live_frame(moment, 0.0, 80, 24), height=24).splitlines()
     assert len(lines) < 24
     assert sum(line.startswith("w") for line in lines) + int(re.findall(r"and (\d+) more", "\n".join(lines))[0]) == 64
@@ -96,13 +97,13 @@ def test_the_picture_grows_with_the_terminal(run: SampleRun) -> None:
 
 def hostile_moment() -> Moment:
     sample = Answered(f"prompt {HOSTILE}\nline", HOSTILE, 0.0, HOSTILE)
-    node = NodeMoment(HOSTILE, "worker", f"failed: {HOSTILE}", 0.0, None, None)
-    return Moment(HOSTILE, 10, 4, 1.0, 0.0, (node,), ((0, 0.5),), sample, sample)
+    node = NodeMoment(HOSTILE, HOSTILE, HOSTILE, f"failed: {HOSTILE}", 0.0, muted=(Mute(HOSTILE, HOSTILE, 9),), name_in_use=True)
+    return Moment(HOSTILE, HOSTILE, 10, rounds_done=4, pace=1.0, nodes=(node,), curve=((0, 0.5),), good=sample, other=sample)
 
 
 def test_status_says_who_has_muted_whom_why_and_until_when() -> None:
-    node = NodeStatus("w1", "worker", "nano", "training", 0.0, 5, 0.5, 0.0, (Mute("evil", "prompt_mismatch", 14),))
-    text = shown(status_view(ExperimentStatus("e", "running", 5, 0.0, (node,)), 0.0))
+    node = NodeMoment("w1", "worker", doing="training", muted=(Mute("evil", "prompt_mismatch", 14),))
+    text = shown(status_view(Moment("e", nodes=(node,)), 0.0, 100))
     assert "w1 has muted evil until round 14: bad files, the last refused as prompt_mismatch" in text
 
 
@@ -116,9 +117,7 @@ def test_what_strangers_write_takes_no_effect(terminal: bool) -> None:
 
 
 def test_the_tables_of_other_commands_are_as_careful() -> None:
-    node = NodeStatus(HOSTILE, HOSTILE, "", HOSTILE, None, None, None, None, (Mute(HOSTILE, HOSTILE, 9),))
-    status = ExperimentStatus(HOSTILE, HOSTILE, None, None, (node,))
-    for part in (status_view(status, 0.0), findings_view([Finding("logs", "failed", HOSTILE)])):
+    for part in (status_view(hostile_moment(), 0.0, 400), findings_table([Finding("logs", "failed", HOSTILE)])):
         assert not {"\x1b", "\u202e"} & set(shown(part, width=400))
 
 
@@ -130,28 +129,30 @@ def test_whatever_is_shown_in_a_line_is_printable(text: str) -> None:
 
 def test_without_a_terminal_there_are_plain_lines_every_few_seconds(run: SampleRun) -> None:
     console = Console(file=io.StringIO(), width=40)
-    with LiveView(Following(run.store, LAYOUT, 16), console, run.clock) as view:
+    with LiveView(Following(run.store, LAYOUT), console, run.clock) as view:
         view.tick()
         run.play(3)
         view.tick()
         view.tick()
-        run.clock.sleep(LINE_SECONDS)
+        run.clock.sleep(LINE_SECONDS + 1)
         view.tick()
         view.say("w1 ended \x1b[2J[red]")
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
+    tokens = sum(own_rows(run, node_id)[-1]["tokens_per_s"] for node_id in run.workers)
+    rates = f"2.0 s a round, {tokens:.0f} tokens/s, 3 workers: 3 at work"
     means = [sum(own_rows(run, node_id)[number]["reward"] for node_id in run.workers) / 3 for number in range(3)]
     assert text.splitlines() == [
-        "0 of 16 rounds, starting",
-        f"3 of 16 rounds, reward {sum(means) / 3:.3f} (mean of the last 3 rounds), 25 s left",
-        f"3 of 16 rounds, reward {sum(means) / 3:.3f} (mean of the last 3 rounds), 24 s left",
+        "0 of 16 rounds, 3 workers: 3 registered, starting",
+        f"3 of 16 rounds, reward {sum(means) / 3:.3f} (mean of the last 3 rounds), {rates}, 25 s left",
+        f"3 of 16 rounds, reward {sum(means) / 3:.3f} (mean of the last 3 rounds), {rates}, 24 s left",
         r"w1 ended \x1b[2J[red]",
     ]
 
 
 def test_on_a_terminal_the_picture_is_drawn_again_in_place(run: SampleRun) -> None:
     console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
-    with LiveView(Following(run.store, LAYOUT, 16), console, run.clock) as view:
+    with LiveView(Following(run.store, LAYOUT), console, run.clock) as view:
         view.tick()
         run.complete()
         view.tick()
@@ -164,7 +165,7 @@ def test_on_a_terminal_the_picture_is_drawn_again_in_place(run: SampleRun) -> No
 
 
 def test_a_store_that_is_away_ends_nothing(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    following = Following(run.store, LAYOUT, 16)
+    following = Following(run.store, LAYOUT)
 
     def away() -> Moment:
         raise StoreAway("the drive does not answer")
@@ -177,20 +178,26 @@ def test_a_store_that_is_away_ends_nothing(run: SampleRun, monkeypatch: pytest.M
     assert "the drive does not answer" in console.file.getvalue()
 
 
-def test_watching_outlives_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([ExperimentStatus("trial", "running", 3, None, ()), StoreAway("the drive has gone"), KeyboardInterrupt()])
+def test_watching_outlives_a_store_that_is_away_and_ends_at_ctrl_c(run: SampleRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    following = Following(run.store, LAYOUT)
+    looks = iter([Moment("trial", rounds_done=3), StoreAway("the drive has gone"), KeyboardInterrupt()])
 
-    def read() -> ExperimentStatus:
-        look = next(looks)
-        if isinstance(look, BaseException):
-            raise look
-        return look
+    def look() -> Moment:
+        found = next(looks)
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
-    monkeypatch.setattr("rl_swarm.show.live.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(following, "look", look)
+    monkeypatch.setattr("rl_swarm.show.live.WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("rl_swarm.show.live.FRAME_SECONDS", 0.0)
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    watch(read, console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "trial: running, round 3" in shown and "the drive has gone; this is what was there before" in shown
+    watch(following, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "trial: running, 3 rounds" in re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "the drive has gone; this is what was there before" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is visible again"
 
 
 def test_the_curve_is_right_to_an_eighth_of_a_line() -> None:
@@ -213,4 +220,99 @@ def test_the_curve_is_a_mean_where_rounds_are_many_and_a_line_where_they_are_few
 def test_durations_are_for_people() -> None:
     assert [duration(seconds) for seconds in (-5, 0.9, 59, 61, 3600)] == ["0 s", "0 s", "59 s", "1 min 1 s", "1 h 0 min"]
     assert ago(None, 5.0) == "–"
-    assert ago(10.0, 75.5) == "1 min 5 s"
+    assert [ago(10.0, now) for now in (5.0, 69.0, 75.5, 7300.0, 1e6)] == ["0 s", "59 s", "1 min", "2 h", "11 d"]
+
+
+def node(name: str = "worker_1", doing: str = "training", **fields: Any) -> NodeMoment:
+    return NodeMoment(**{"node_id": name, "role": "worker", "doing": doing, "since": 100.0, "last_sign": 100.0} | fields)
+
+
+def lines_of(*nodes: NodeMoment, now: float = 112.0, width: int = 80, height: int = 24) -> list[str]:
+    moment = Moment("demo", max_rounds=60, nodes=nodes)
+    return shown(live_frame(moment, now, width, height), width=width, height=height).splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 60, 50])
+def test_names_are_whole_and_figures_give_way(width: int) -> None:
+    names = ["coordinator_0", "a-name-of-20-letters", "annas-gaming-pc-2"]
+    last = record(11, own_used=3, own_wanted=4, external_used=12, external_wanted=12, tokens_per_s=1234.5)
+    nodes = [node(name, "waiting for the next round to be announced", round=12, last=last, reward=0.123) for name in names]
+    lines = lines_of(*nodes, width=width)
+    for name in names:
+        row = next(line for line in lines if line.startswith(name))
+        assert row[len(name)] == " " and len(row) <= width
+        assert "waiting for" in row, "what it does is more important than any figure"
+    assert ("external" in "".join(lines[3:5])) == (width >= 80)
+
+
+def test_a_start_shows_its_phases_and_how_long_each_has_taken() -> None:
+    lines = lines_of(
+        node("w1", "starting"),
+        node("w2", "loading libraries"),
+        node("w3", "loading nano"),
+        node("w4", "generating", round=0),
+        node("w5", "generating", round=3, last=record(2)),
+    )
+    rows = {line.split()[0]: " ".join(line.split()) for line in lines if line.startswith("w")}
+    assert rows["w1"].startswith("w1 starting 12 s")
+    assert rows["w2"].startswith("w2 loading libraries 12 s")
+    assert rows["w3"].startswith("w3 loading nano 12 s")
+    assert rows["w4"].startswith("w4 generating, first round 12 s 0")
+    assert rows["w5"].startswith("w5 generating 12 s 3")
+    assert "5 workers: 2 at work, 1 starting, 1 loading libraries" in "\n".join(lines)
+
+
+def coloured(doing: str, now: float = 101.0) -> str:
+    return shown(live_frame(Moment("e", nodes=(node(doing=doing),)), now, 100, 30), terminal=True)
+
+
+def test_who_has_ended_or_is_silent_is_told_in_words_and_colours() -> None:
+    assert "\x1b[1;31mfailed: OSError: disk" in coloured("failed: OSError: disk")
+    assert "\x1b[1;32mcomplete" in coloured("complete")
+    assert "\x1b[33mstopped" in coloured("stopped")
+    assert "\x1b[32mtraining" in coloured("training")
+    assert "\x1b[1;33msilent for 16 min, was training" in coloured("training", 1100.0)
+    for ended in ("complete", "stopped", "failed: OSError: disk"):
+        assert "silent" not in coloured(ended, 1e6)
+
+
+def test_nodes_that_are_being_started_are_there_from_the_first_frame_on(run: SampleRun) -> None:
+    run.boss.state("stopped", 3)
+    run.flush()
+    run.clock.sleep(1000)
+    view = LiveView(
+        Following(run.store, LAYOUT), Console(file=io.StringIO()), run.clock, starting={"boss": "coordinator", "new": "worker"}
+    )
+    run.clock.sleep(7)
+    view.look()
+    assert view.moment is not None
+    nodes = {node.node_id: node for node in view.moment.nodes}
+    for name in ("boss", "new"):
+        assert (nodes[name].doing, nodes[name].since) == ("starting", run.clock.wall() - 7), "what it said before is old"
+    run.boss.state("waiting for 3 workers", 3)
+    run.flush()
+    view.look()
+    assert {node.node_id: node.doing for node in view.moment.nodes}["boss"] == "waiting for 3 workers"
+
+
+def test_an_example_says_what_is_wrong_with_it() -> None:
+    unread = Answered("What is 3 + 4?", "The answer is 7.", 0.0, "w1 in round 2", "7")
+    half = Answered("What is 0 - 0?", "<answer>-0</answer>", 0.5, "w1 in round 2", "0")
+    for answer, label in ((unread, "right, not in <answer>  reward 0.00"), (half, "partly right  reward 0.50")):
+        text = shown(live_frame(Moment("e", max_rounds=9, nodes=(node(),), other=answer), 0.0, 160, 30), width=160)
+        assert label in text and "no right completion yet" in text
+
+
+def test_every_table_has_the_same_style() -> None:
+    """`make_table` alone makes tables; a grid is no table."""
+    from tests.support.imports import module_files
+
+    users = {name for name, path in module_files().items() if re.search(r"\bTable\(", path.read_text())}
+    assert users == {"show.tables"}
+
+
+def test_external_rollouts_have_one_name() -> None:
+    from tests.support.imports import module_files
+
+    for name in ("show.live", "show.report", "show.card", "node.worker"):
+        assert "peers' used" not in module_files()[name].read_text() and '"peers\'"' not in module_files()[name].read_text()

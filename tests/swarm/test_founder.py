@@ -20,7 +20,7 @@ from rl_swarm.learning import checkpoint
 from rl_swarm.node.assembly import Node, open_node
 from rl_swarm.node.local import experiment_folder
 from rl_swarm.reproduce.command import analyze
-from rl_swarm.runs import progress
+from rl_swarm.runs.following import look_once
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.experiment import Experiment
@@ -281,7 +281,7 @@ def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signe
     store.put(LAYOUT.round(999), seal(Announcement(999, "thief", "f" * 16, 2, 0.0, [], [])))
     store.put(LAYOUT.heartbeat("me", 500), seal(Heartbeat("me", 500, 9e9, "hacked", 0)))
     for insisted in (founder, None):
-        status = progress.experiment_status(store, LAYOUT, insisted)
+        status = look_once(store, LAYOUT, insisted)
         assert (status.status, status.round, len(status.nodes)) == ("running", 0, 1)
         assert "hacked" not in [each.doing for each in status.nodes]
     going_on = unfinished({"GDRIVE_PATH": store.url, "EXPERIMENT_NAME": LAYOUT.experiment_name})
@@ -289,7 +289,7 @@ def test_who_names_the_founder_and_only_looks_believes_nothing_that_is_not_signe
     replaced = msgspec.structs.replace(node.experiment, key=None, settings=node.experiment.settings | {"MAX_ROUNDS": "7"})
     store.rewrite(LAYOUT.experiment, seal(replaced))
     with pytest.raises(ConfigError, match="somebody changed it"):
-        progress.experiment_status(store, LAYOUT, founder)
+        look_once(store, LAYOUT, founder)
     [found] = [each for each in validate(store, LAYOUT, Expected(), founder) if each.check == "signatures"]
     assert found.status == "failed" and "somebody changed it" in found.detail
     with pytest.raises(ConfigError, match="somebody changed it"):

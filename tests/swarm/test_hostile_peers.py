@@ -25,6 +25,7 @@ from rl_swarm.node.worker import Learner, Worker
 from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import published
+from rl_swarm.runs.following import look_once
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
@@ -388,8 +389,9 @@ def test_who_keeps_sending_bad_files_is_muted_said_once_and_listed_in_status(tmp
     ]
     assert run.swarm.exchange.rejected == {"prompt_mismatch": 3}, "a muted peer's files are not read"
     assert run.swarm.exchange.standings.trusted("good")
+    register(store, LAYOUT, Registration("me", "worker", 0.0, "nano", "me", "1", "s"))
     copy_journals(run)
-    status = progress.node_status(store, LAYOUT, "me")
+    [status] = look_once(store, LAYOUT).nodes
     assert [(mute.peer, mute.reason, mute.until) for mute in status.muted] == [("evil", "prompt_mismatch", 11)]
     muted = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "muted"]
     [event] = muted
@@ -568,7 +570,7 @@ def test_digits_of_other_scripts_make_no_key_and_stop_no_reader(tmp_path: Path, 
     assert newest_heartbeat(store, LAYOUT, "good") is None
     assert checkpoint_rounds(store, LAYOUT, 10) == []
     assert metrics(store, LAYOUT, "good") == []
-    assert [node.node_id for node in progress.experiment_status(store, LAYOUT).nodes] == ["good"]
+    assert [node.node_id for node in look_once(store, LAYOUT).nodes] == ["good"]
 
 
 @pytest.mark.timeout(60)

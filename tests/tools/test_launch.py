@@ -1,7 +1,9 @@
 """Many nodes on one machine, with stand-ins for what learns: killed, stopped, misconfigured."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from rl_swarm.config import load
 from rl_swarm.errors import ConfigError
 from rl_swarm.node.local import Holder, holder_of, wait_until_free
 from rl_swarm.processes import stopping
 from rl_swarm.tools import launch
-from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, launch_environment, make_launcher, plan
+from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, launch_environment, make_launcher, plan, run_shown
 from tests.support.processes import ROOT, LocalSwarm
 
 NAMES = {"coordinator_0": "coordinator", "worker_1": "worker", "worker_2": "worker"}
@@ -294,6 +298,52 @@ def test_output_can_be_followed_with_names_before_lines(swarm: LocalSwarm, tmp_p
     launcher.run()
     assert any(line.startswith("[worker_1] round 0: reward") for line in said)
     assert any(line.startswith("[coordinator_0] coordinator complete") for line in said)
+
+
+def shown_run(swarm: LocalSwarm, tmp_path: Path, terminal: bool, **settings: str) -> tuple[str, str]:
+    """Run stand-ins as `swarm` does; return the outcome and what was written to the terminal."""
+    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=terminal)
+    launcher = make(swarm, tmp_path, [], **settings)
+    outcome = run_shown(
+        launcher, load(swarm.environment), console, "rl-swarm swarm --workers 2", lambda outcome: console.print("a report")
+    )
+    assert isinstance(console.file, io.StringIO)
+    return outcome, console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ctrl_c_says_what_each_worker_has_saved_and_how_to_go_on(swarm: LocalSwarm, tmp_path: Path, terminal: bool) -> None:
+    interrupt_after_round(swarm, 3)
+    outcome, text = shown_run(swarm, tmp_path, terminal, MAX_ROUNDS="1000")
+    assert outcome == "stopped"
+    lines = text.splitlines()
+    assert lines[-2:] == ["go on with:", "  rl-swarm swarm --workers 2"] and lines.index("a report") < len(lines) - 3
+    said = "\n".join(line for line in lines if "saved at round" in line)
+    for name in ("worker_1", "worker_2"):
+        done = swarm.metrics(name)[-1]["round"] + 1
+        assert re.search(rf"{name}.*: saved at round {done}\b", said), said
+    assert "coordinator" not in said, "it has nothing to save"
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == terminal, "the cursor is visible again"
+    if terminal:
+        assert "trial: stopped, " in re.sub(r"\x1b\[[0-9;]*m", "", text[text.rindex("RL Swarm") :]), "the last frame is of the end"
+
+
+def test_without_a_terminal_the_swarm_is_plain_lines(swarm: LocalSwarm, tmp_path: Path) -> None:
+    outcome, text = shown_run(swarm, tmp_path, terminal=False)
+    assert outcome == "complete" and "\x1b" not in text
+    lines = text.splitlines()
+    assert lines[0] == "0 rounds, 2 workers: 2 starting, starting"
+    assert lines[-3].startswith("10 of 10 rounds, reward 0.500 (mean of the last 5 rounds)") and lines[-3].endswith("complete")
+    assert lines[-2:] == ["swarm complete", "a report"]
+
+
+def test_output_that_is_followed_takes_the_place_of_the_view(swarm: LocalSwarm, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
+    launcher = make(swarm, tmp_path, [], MAX_ROUNDS="2")
+    launcher.follow = True
+    assert run_shown(launcher, load(swarm.environment), console, "", lambda outcome: None) == "complete"
+    assert isinstance(console.file, io.StringIO)
+    assert "[worker_1] round 0: reward" in console.file.getvalue() and "RL Swarm" not in console.file.getvalue()
 
 
 def test_nodes_get_the_whole_path_of_a_folder_and_any_other_url_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
