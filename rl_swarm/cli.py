@@ -8,7 +8,7 @@ from rl_swarm.commands.group import Commands
 
 GROUPS = {
     "start": (start.demo, start.swarm, start.work, start.coordinate, start.join, start.node),
-    "look": (look.status, look.report),
+    "look": (look.status, look.logs, look.report),
     "use": (use.chat, use.ask, use.export),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
     "study": (study.reproduce, study.analyze),

@@ -97,7 +97,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
-                reconfigure(errors="replace")  # what a terminal cannot show, or sends by mistake, is a question mark
+                # What a terminal cannot show, or sends by mistake, is a question mark. A line is seen at once, also in a file.
+                reconfigure(errors="replace", line_buffering=True)
         try:
             for argument in args[0] if args else sys.argv[1:]:
                 if not is_text(argument):

@@ -1,19 +1,23 @@
 """Look at a run."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rl_swarm import config as configuration
-from rl_swarm.commands.common import json_option, make_console, open_run, print_result
+from rl_swarm.commands.common import json_option, make_console, open_experiment, open_run, print_result
 from rl_swarm.commands.group import command
-from rl_swarm.commands.options import Checked, output_folder
+from rl_swarm.commands.options import Checked, output_folder, whole
 from rl_swarm.commands.typed import program
+from rl_swarm.config import node_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+MOST_LINES = 100_000
 
 
 @command(settings=("store", "experiment"), example="rl-swarm status --gdrive-path ./rl-swarm-data --experiment demo --watch")
@@ -39,6 +43,25 @@ def status(as_json: bool, watching: bool, **flags: str | None) -> None:
         return status_view(moment, now, make_console().width)
 
     print_result(as_json, moment.as_dict(now), view)
+
+
+@command(settings=("store", "experiment"), example="rl-swarm logs -f worker_1 --gdrive-path ./rl-swarm-data --experiment demo")
+@click.argument("node", type=Checked(node_name), required=False)
+@click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
+@click.option("-n", "--lines", type=whole(1, MOST_LINES), default=20, help="how many to begin with")
+@click.option("--all", "detailed", is_flag=True, help="also every state, and the figures of every round")
+@click.option("--json", "as_json", is_flag=True, help="print all rows of all journals, as they were written")
+def logs(node: str | None, follow: bool, lines: int, detailed: bool, as_json: bool, **flags: str | None) -> None:
+    """Show what nodes have said, newest last.
+
+    Shows all nodes, or NODE, in one order of time, from any store and from the consoles of 'swarm' on this machine.
+    """
+    from rl_swarm.clock import SystemClock
+    from rl_swarm.tools.logs import Printer, show_logs
+
+    printer = Printer(make_console(), as_json, detailed)
+    with suppress(KeyboardInterrupt):
+        show_logs(open_experiment(flags), node, printer, lines, SystemClock() if follow else None)
 
 
 @command(settings=("store", "experiment"), example="rl-swarm report demo --gdrive-path ./rl-swarm-data")

@@ -114,7 +114,7 @@ class Node:
         self._ask_to_stop()
         self.stop.obey()
         with contextlib.suppress(RuntimeError):  # the signal came while a line was being printed
-            self.journal.show("stopping after this step; a second Ctrl-C ends at once, without a checkpoint")
+            self.journal.show("stopping after this step; a second Ctrl-C ends at once")
 
 
 def load_config(
