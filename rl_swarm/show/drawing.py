@@ -119,11 +119,11 @@ def _png(rows: Sequence[Sequence[Panel]], shades: Shades, dots: int = 120, title
         "xtick.color": shades.faint,
         "ytick.color": shades.faint,
     }
-    columns, heights = max(map(len, rows)), [max(panel.height for panel in row) for row in rows]
+    columns, heights = 2 if title else 1, [max(panel.height for panel in row) for row in rows]
     size = (WIDTH * columns, sum(heights) + 0.7 * bool(title))
     with rc_context(style):  # type: ignore[arg-type]
         figure = Figure(figsize=size, dpi=dots, facecolor=shades.paper, layout="constrained")
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=15, fontweight="bold")
             figure.supxlabel(below, x=0.01, ha="left", fontsize=9.5, color=shades.faint)
@@ -132,8 +132,9 @@ def _png(rows: Sequence[Sequence[Panel]], shades: Shades, dots: int = 120, title
             for column, panel in enumerate(panels):
                 panel.draw(figure.add_subplot(grid[row, column if len(panels) > 1 else slice(None)]), shades)
         drawn, file = io.BytesIO(), io.BytesIO()
-        figure.savefig(drawn, format="png", facecolor=shades.paper, metadata={"Software": None})
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(file, format="png", optimize=True)
+        figure.savefig(drawn, format="rgba", facecolor=shades.paper)
+    pixels = Image.frombytes("RGBA", canvas.get_width_height(), drawn.getvalue()).convert("RGB")
+    pixels.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(file, format="png", optimize=True)
     return file.getvalue()
 
 
