@@ -188,14 +188,22 @@ class Config:
     dtype: str = setting("DTYPE", "auto", choice("auto", "float32", "bfloat16", "float16"), "number format of the weights")
     lora_rank: int = setting("LORA_RANK", 0, integer(0, MOST_RANK), "train adapters of this rank; 0 trains all weights")
     hub_token: str | None = setting(
-        "HUGGINGFACE_ACCESS_TOKEN", None, text, "token for gated models; with it, workers also push their models", secret=True
+        "HUGGINGFACE_ACCESS_TOKEN",
+        None,
+        text,
+        "token to push models with, and for gated ones; HF_TOKEN only downloads",
+        secret=True,
     )
     hub_push_interval: int = setting(
         "HUB_PUSH_INTERVAL", 0, ROUNDS_OR_NONE, "rounds between pushes to the hub; 0 pushes at the end"
     )
 
     identity: str | None = setting(
-        "SWARM_IDENTITY", None, path, "key file to sign with; created if it does not exist", alias="IDENTITY_PATH"
+        "SWARM_IDENTITY",
+        None,
+        path,
+        "key file to sign with; created if it does not exist (older name: IDENTITY_PATH)",
+        alias="IDENTITY_PATH",
     )
     founder: str | None = setting("SWARM_FOUNDER", None, founder, "founder's public key; with it, nothing unsigned is accepted")
     coordinator_keys: str | None = setting(

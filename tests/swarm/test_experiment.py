@@ -105,6 +105,8 @@ def test_code_runs_only_from_a_file_that_this_user_named(tmp_path: Path, monkeyp
     joiner = load({}, {}, published.settings)
     with pytest.raises(ConfigError, match=r"runs code, the task file 'ladder.py' with hash \w{16}.* set to its path"):
         tasks_of(joiner)
+    with pytest.raises(ConfigError, match="get the file from 'boss', who began the experiment, read it, and start again with"):
+        tasks_of(joiner, "boss")
     copy = tmp_path / "mine" / "ladder.py"
     copy.parent.mkdir()
     copy.write_bytes(task.read_bytes())
