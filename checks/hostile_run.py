@@ -146,8 +146,9 @@ def attack(name: str, count: int, seed: int, folder: Path, watcher: Watcher) -> 
     problems: Counter[str] = Counter()
     for answer in hostile_answers(item.answer or MODEL_ANSWERS.get(name, "1"), seed, count, folder):
         start, replacing = time.monotonic(), target.replacing
-        _, [verdict] = target.judge((0, *QUESTION), item.prompt, [answer])
+        target.do([job := helper.Job((0, *QUESTION), item.prompt, [answer])])
         seconds = time.monotonic() - start - (target.replacing - replacing)
+        [verdict] = job.verdicts
         problems[verdict.problem] += 1
         outcome.kills += verdict.problem == "scorer_timeout"
         if not 0.0 <= verdict.score <= 1.0:

@@ -142,20 +142,21 @@ class Worker:
         return generator(self.config.seed, self.config.node, number, "choose")
 
     def _answer(self, questions: list[Question], number: int, watch: Stopwatch) -> list[Rollout]:
-        """Answer and score the questions; publish each rollout as soon as it exists."""
+        """Answer the questions, score all completions in one request, and publish each rollout."""
+        groups, seed = [], stream_seed(self.config.seed, self.config.node, number, "sample")
+        for completions in self.policy.answer(questions, self.config.group_size, seed):
+            self._obey_stop()
+            groups.append(completions)
+        watch.lap("generate")
+        texts = [[done.text for done in completions] for completions in groups]
+        scores = self.tasks.score_groups(list(zip(questions, texts, strict=True)), self._obey_stop)
+        watch.lap("score")
         own = []
-        seed = stream_seed(self.config.seed, self.config.node, number, "sample")
-        for slot, completions in enumerate(self.policy.answer(questions, self.config.group_size, seed)):
-            watch.lap("generate")
-            self._obey_stop()  # scoring a group whose answers hang takes ten seconds
-            question = questions[slot]
-            scores = self.tasks.score_all(question, [done.text for done in completions])
-            scored = tuple(replace(done, reward=score) for done, score in zip(completions, scores, strict=True))
-            rollout = Rollout(question, scored, self.config.node, number, STAGE, slot)
-            watch.lap("score")
-            self.swarm.publish(rollout, self.trainer.policy_version)
-            watch.lap("store")
-            own.append(rollout)
+        for slot, (question, completions, rewards) in enumerate(zip(questions, groups, scores, strict=True)):
+            scored = tuple(replace(done, reward=reward) for done, reward in zip(completions, rewards, strict=True))
+            own.append(Rollout(question, scored, self.config.node, number, STAGE, slot))
+            self.swarm.publish(own[-1], self.trainer.policy_version)
+        watch.lap("store")
         return own
 
     def _record(self, number: int, measured: dict[str, Any], watch: Stopwatch) -> None:

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import IO, Any
 
@@ -55,7 +55,7 @@ class Job:
     """A question to make, the answers to judge, and the replies so far."""
 
     def __init__(self, place: Place, prompt: str | None = None, answers: Sequence[str] = ()) -> None:
-        self._place, self._prompt, self._answers = place, prompt, answers
+        self.place, self._prompt, self._answers = place, prompt, answers
         self.made: Item | CannotMake | None = None
         self.verdicts: list[Verdict] = []
         self._begun = False  # the helper has made the question and is at the answers
@@ -72,7 +72,7 @@ class Job:
     def request(self) -> list[Any]:
         """What is left to do, as `serving.py` reads it."""
         self._begun = False
-        return [*self._place, self._prompt, self._answers[len(self.verdicts) :]]
+        return [*self.place, self._prompt, self._answers[len(self.verdicts) :]]
 
     def take(self, reply: Reply) -> None:
         """Take the reply to the question, later one verdict."""
@@ -117,27 +117,27 @@ class Helper:
     def items(self, places: Sequence[Place]) -> list[Item | CannotMake]:
         """Make questions, all in one request."""
         jobs = [Job(place) for place in places]
-        self._do(jobs, math.inf)
+        self.do(jobs)
         return [job.result for job in jobs]
 
-    def judge(self, place: Place, prompt: str, answers: Sequence[str], seconds: float = math.inf) -> tuple[Item, list[Verdict]]:
-        """Make a question and judge all answers to it; raise CannotMake, also if the question is not `prompt`, or TooSlow after
-        `seconds`. A verifier's failure is a verdict of 0."""
-        job = Job(place, prompt, answers)
-        self._do([job], seconds)
-        if isinstance(job.result, CannotMake):
-            raise job.result
-        return job.result, job.verdicts
+    def do(self, jobs: Sequence[Job], seconds: float = math.inf, go_on: Callable[[], None] = lambda: None) -> None:
+        """Do all jobs in one request, one caller at a time; raise TooSlow after `seconds`.
 
-    def _do(self, jobs: Sequence[Job], seconds: float) -> None:
-        """Do all jobs, one caller at a time. An interrupted helper is replaced, lest its late replies answer the next request."""
+        A question that differs from its prompt counts as one that cannot be made, and a verifier's failure as a verdict of 0. After
+        a failure that ended the helper, `go_on` is called before the rest is requested; it may raise. An interrupted helper is
+        replaced, lest its late replies answer the next request.
+        """
         with self._lock:
             try:
                 if self._child is None or not self._child.idle:
                     self._replace()
                 deadline = time.monotonic() + seconds
-                while left := [job for job in jobs if not job.done]:
+                left = list(jobs)
+                while left:
                     self._request(left, deadline)
+                    left = [job for job in left if not job.done]
+                    if left:
+                        go_on()
             except TooSlow:
                 self._replace()
                 raise

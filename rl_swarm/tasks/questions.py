@@ -9,7 +9,7 @@ import dataclasses
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Annotated, Any
@@ -21,8 +21,8 @@ from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadRollout, ConfigError
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
-from rl_swarm.tasks.bench import BLOCK, CannotMake, Item
-from rl_swarm.tasks.helper import Place, TooSlow, shared_helper
+from rl_swarm.tasks.bench import BLOCK, CannotMake, Item, Verdict
+from rl_swarm.tasks.helper import Job, Place, TooSlow, shared_helper
 from rl_swarm.tasks.spec import TaskSpec
 
 HELD_OUT_PER_TASK = 16
@@ -34,6 +34,9 @@ _MOST_TRIES = 1000
 _MOST_TIMEOUTS = 3  # questions of one task that may hang before it is given up: each takes 20 s
 _HELD_OUT_TRIES = 12  # give up on a task if so many questions fail before the first is made
 _REASONS = {"unknown_question": "task_not_allowed", "question_differs": "prompt_mismatch"}  # why a rollout is refused
+
+
+_Asked = tuple[Question, Sequence[str | None]]  # with answers, or None where a completion has none
 
 
 class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,13 +102,22 @@ class Tasks:
 
     def score_all(self, question: Question, texts: Sequence[str]) -> list[float]:
         """Score a whole group of completions at once."""
-        answers = [parsed_answer(text) for text in texts]
-        given = sum(answer is not None for answer in answers)
-        try:
-            return self._judge(question, answers)[1] if given else [0.0] * len(texts)
-        except CannotMake as error:
-            self.counters[error.problem] += given
-            return [0.0] * len(texts)
+        return self.score_groups([(question, texts)])[0]
+
+    def score_groups(
+        self, groups: Sequence[tuple[Question, Sequence[str]]], go_on: Callable[[], None] = lambda: None
+    ) -> list[list[float]]:
+        """Score the completions of several questions in one request. If answers hang, more requests are needed; `go_on` is called
+        before each of these and may raise."""
+        parsed = [(question, [parsed_answer(text) for text in texts]) for question, texts in groups]
+        asked = {number: each for number, each in enumerate(parsed) if any(answer is not None for answer in each[1])}
+        scores = [[0.0] * len(answers) for _, answers in parsed]
+        for number, judged in zip(asked, self._judge(list(asked.values()), go_on=go_on), strict=True):
+            if isinstance(judged, CannotMake):
+                self.counters[judged.problem] += sum(answer is not None for answer in parsed[number][1])
+            else:
+                scores[number] = judged[1]
+        return scores
 
     def verify(self, rollout: Rollout, seconds: float = math.inf) -> Rollout:
         """A peer's rollout with the question made here, our answer key and our scores; or BadRollout.
@@ -117,11 +129,12 @@ class Tasks:
         if asked.text_id in self._held_out:
             raise BadRollout("held_out", f"{asked.task} seed {asked.seed} index {asked.index} is for measuring only")
         try:
-            question, scores = self._judge(asked, [parsed_answer(done.text) for done in rollout.completions], seconds)
-        except CannotMake as error:
-            raise BadRollout(_REASONS.get(error.problem, "unverifiable"), f"{asked.task[:80]!r}: {str(error)[:200]}") from None
+            [judged] = self._judge([(asked, [parsed_answer(done.text) for done in rollout.completions])], seconds)
         except TooSlow:
             raise BadRollout("slow_to_check", f"{asked.task} took longer than {seconds:.1f} s") from None
+        if isinstance(judged, CannotMake):
+            raise BadRollout(_REASONS.get(judged.problem, "unverifiable"), f"{asked.task[:80]!r}: {str(judged)[:200]}")
+        question, scores = judged
         scored = [dataclasses.replace(done, reward=score) for done, score in zip(rollout.completions, scores, strict=True)]
         return dataclasses.replace(rollout, question=question, completions=tuple(scored))
 
@@ -129,17 +142,32 @@ class Tasks:
         """Questions that nobody trains on: the same for every node and seed of an experiment."""
         return list(self._held_out.values())
 
-    def _judge(self, asked: Question, answers: Sequence[str | None], seconds: float = math.inf) -> tuple[Question, list[float]]:
-        """Make a question again and score the answers, 0 for None; raise CannotMake if it is not one of ours, or TooSlow."""
-        place = self._place_of(asked)
-        given = {slot: answer for slot, answer in enumerate(answers) if answer is not None}
-        item, verdicts = self._helper.judge(place, asked.prompt, list(given.values()), seconds)
-        scores = [0.0] * len(answers)
-        for slot, verdict in zip(given, verdicts, strict=True):
-            scores[slot] = verdict.score
-            if verdict.problem:
-                self.counters[verdict.problem] += 1
-        return self._question(place, item), scores
+    def _judge(
+        self, asked: Sequence[_Asked], seconds: float = math.inf, go_on: Callable[[], None] = lambda: None
+    ) -> list[tuple[Question, list[float]] | CannotMake]:
+        """Make the questions again and score the answers, 0 for None. Raise TooSlow after `seconds`."""
+        jobs = [self._job(question, answers) for question, answers in asked]
+        self._helper.do([job for job in jobs if isinstance(job, Job)], seconds, go_on)
+        return [self._judged(job, answers) if isinstance(job, Job) else job for job, (_, answers) in zip(jobs, asked, strict=True)]
+
+    def _job(self, question: Question, answers: Sequence[str | None]) -> Job | CannotMake:
+        """The place of the question among our tasks, with any weight, and the answers to score."""
+        ours = (each for each, spec in enumerate(self.specs) if spec.name == question.task and spec.config == question.config)
+        number = next(ours, None)
+        if number is None:
+            return CannotMake("unknown_question", "with this config it is none of the experiment's tasks")
+        if not (0 <= question.seed < 2**53 and 0 <= question.index < 2**53):
+            return CannotMake("question_missing", f"seed {question.seed}, index {question.index}")
+        given = [answer for answer in answers if answer is not None]
+        return Job((number, question.seed, question.index), question.prompt, given)
+
+    def _judged(self, job: Job, answers: Sequence[str | None]) -> tuple[Question, list[float]] | CannotMake:
+        if isinstance(job.result, CannotMake):
+            return job.result
+        verdicts = iter(job.verdicts)
+        found = [Verdict(0.0) if answer is None else next(verdicts) for answer in answers]
+        self.counters.update(verdict.problem for verdict in found if verdict.problem)
+        return self._question(job.place, job.result), [verdict.score for verdict in found]
 
     def _choice(self, position: int) -> int:
         spot = stream_seed("choice", *self._origin, position) / 2**63 * self._bounds[-1]
@@ -212,16 +240,6 @@ class Tasks:
         """The place of the question after `count` others of a task in a stream."""
         block, index = divmod(count, BLOCK)
         return number, stream_seed(*stream, self.specs[number].id, block) >> 32, index
-
-    def _place_of(self, question: Question) -> Place:
-        """The place of a question among our tasks, with any weight."""
-        ours = (each for each, spec in enumerate(self.specs) if spec.name == question.task and spec.config == question.config)
-        number = next(ours, None)
-        if number is None:
-            raise CannotMake("unknown_question", "with this config it is none of the experiment's tasks")
-        if not (0 <= question.seed < 2**53 and 0 <= question.index < 2**53):
-            raise CannotMake("question_missing", f"seed {question.seed}, index {question.index}")
-        return number, question.seed, question.index
 
     def _question(self, place: Place, item: Item) -> Question:
         number, seed, index = place

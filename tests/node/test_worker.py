@@ -1,6 +1,6 @@
 """The worker loop in this process, on a memory store and a virtual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError
 from rl_swarm.node.worker import LAST_SAVE_SECONDS, SAVED_SECONDS, WARNING_ROUNDS, Learner, Worker
 from rl_swarm.processes.stopping import Stop
-from rl_swarm.rollout import Question, decode
+from rl_swarm.rollout import decode
 from rl_swarm.runs import progress
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
@@ -191,18 +191,32 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
     assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
 
 
-def test_a_stop_is_obeyed_between_two_groups_of_answers(tmp_path: Path) -> None:
-    worker, scored = make(MemoryStore(), tmp_path, VirtualClock(), own_count=8), 0
+def test_a_stop_is_obeyed_between_two_groups_of_completions(tmp_path: Path) -> None:
+    answered = 0
 
-    def score_all(question: Question, texts: Sequence[str]) -> list[float]:
-        nonlocal scored
-        scored += 1
-        worker.stop.requested = True
-        return [0.0] * len(texts)
+    class Slow(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            nonlocal answered
+            for group in super().answer(questions, group_size, seed):
+                answered, worker.stop.requested = answered + 1, True
+                yield group
 
-    worker.tasks.score_all = score_all  # type: ignore[method-assign]
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), own_count=8, policy=Slow())
     assert worker.run() == "stopped"
-    assert scored == 1
+    assert answered == 1
+    assert finish(worker) == []
+
+
+def test_a_stop_is_obeyed_between_two_requests_for_scores(tmp_path: Path) -> None:
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), own_count=8)
+
+    def score_groups(groups: Any, go_on: Callable[[], None]) -> Any:
+        worker.stop.requested = True
+        go_on()
+        raise AssertionError("it went on")
+
+    worker.tasks.score_groups = score_groups  # type: ignore[method-assign]
+    assert worker.run() == "stopped"
     assert finish(worker) == []
 
 

@@ -34,6 +34,11 @@ class StandInTasks:
         self.cursor += count
         return [make_question(self.seed, index) for index in range(self.cursor - count, self.cursor)]
 
+    def score_groups(
+        self, groups: Sequence[tuple[Question, Sequence[str]]], go_on: Callable[[], None] = lambda: None
+    ) -> list[list[float]]:
+        return [self.score_all(question, texts) for question, texts in groups]
+
     def score_all(self, question: Question, texts: Sequence[str]) -> list[float]:
         return [float(text == f"<answer>{question.answer}</answer>") for text in texts]
 

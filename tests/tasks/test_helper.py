@@ -118,6 +118,23 @@ def test_a_group_has_a_deadline_for_each_completion(actor: Tasks, monkeypatch: p
     assert actor.score(question, tagged("yes")) == 1.0
 
 
+def test_groups_are_scored_in_one_request_unless_an_answer_hangs(actor: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "JUDGE_SECONDS", 0.6)
+    questions, asked = actor.draw(3), []
+    request = actor._helper._request
+    monkeypatch.setattr(actor._helper, "_request", lambda jobs, deadline: asked.append(len(jobs)) or request(jobs, deadline))
+    texts = [[tagged("yes"), "no tag"], ["none at all"], [tagged("no"), tagged("yes")]]
+    assert actor.score_groups(list(zip(questions, texts, strict=True))) == [[1.0, 0.0], [0.0], [0.0, 1.0]]
+    assert asked == [2], "a group without an answer is not asked about"
+    told: list[str] = []
+    hanging = [(questions[0], [tagged("hang"), tagged("yes")]), (questions[1], [tagged("yes")])]
+    assert actor.score_groups(hanging, lambda: told.append("go on")) == [[0.0, 1.0], [1.0]]
+    assert asked == [2, 2, 2] and told == ["go on"]
+    unknown = dataclasses.replace(questions[0], task="unheard_of")
+    assert actor.score_groups([(unknown, [tagged("yes")]), (questions[1], [tagged("yes")])]) == [[0.0], [1.0]]
+    assert actor.counters["unknown_question"] == 1
+
+
 @LINUX
 def test_memory_is_limited_to_a_gib_above_what_loading_takes(actor: Tasks) -> None:
     (question,) = actor.draw(1)

@@ -81,7 +81,7 @@ def test_answers_that_are_executed_leave_traces(folder: Path) -> None:
     careless = helper.Helper(parse_tasks(str(folder / "careless.py")))
     for code, seen in codes.items():
         report.write_text("")
-        careless.judge((0, 1, 0), "What?", [code])
+        careless.do([helper.Job((0, 1, 0), "What?", [code])])
         assert seen in report.read_text(), code
     assert file.exists()
     assert f"{CANARY_FILE} was written" in traces(folder)
