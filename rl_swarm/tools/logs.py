@@ -148,7 +148,8 @@ class NodeLog:
             yield Entry(moment, self.node_id, text, row, detail=name == METRICS or row.get("event_type") == "state")
 
     def _line(self, moment: float, text: str) -> Entry:
-        return Entry(moment, self.node_id, text, {"timestamp": moment, "node_id": self.node_id, "line": text})
+        row = {"timestamp": moment, "node_id": self.node_id, "line": text}
+        return Entry(moment, self.node_id, text.removeprefix(f"{self.node_id}: "), row)
 
 
 def _event(row: dict[str, Any]) -> str:
