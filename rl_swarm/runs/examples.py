@@ -79,7 +79,7 @@ def published(store: Store, layout: Layout, number: int, stage: int, node_id: st
 
 
 def completions_of(rollout: Rollout) -> list[Answered]:
-    question, by = rollout.question, f"{rollout.node_id} in round {rollout.round}"
+    question, by = rollout.question, f"{rollout.node_id}, round {rollout.round}"
     return [Answered(question.prompt, done.text, done.reward, by, question.answer) for done in rollout.completions]
 
 

@@ -14,6 +14,7 @@ from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -34,7 +35,8 @@ NOTEBOOK_LINES = 32
 SMALL = 12  # lines of a terminal on which nodes are more important than words about them
 SAMPLE_LINES, TALL = 2, 36  # of a question, and of its completion; one more on a tall terminal
 LEAST_CURVE, MOST_CURVE = 3, 12  # lines of the reward curve
-STATE_SHARE = 0.3  # of the width, for what a node is doing, before any figure is shown
+STATE_SHARE = 0.28  # of the width, for what a node is doing, before any figure is shown
+LEAST_FIGURE = 6  # columns of a figure, so that columns do not come and go while figures change
 MOST_REMARKS = 4
 BLOCKS = " ▁▂▃▄▅▆▇█"
 LEGEND = f"reward: mean of the last {MEAN_ROUNDS} rounds; own, external: rollouts used, of I and J"
@@ -100,10 +102,11 @@ class LiveView:
         self.look()
         now, moment = self.clock.wall(), self.moment
         if self._drawn:
-            width, height = self.console.width, NOTEBOOK_LINES if self.console.is_jupyter else self.console.height
-            shown = live_frame(moment, now, width, height - bool(self._away)) if moment else Text()
-            away = [Text(visible(self._away), style="yellow", no_wrap=True, overflow="ellipsis")] if self._away else []
-            self._live.update(Group(shown, *away), refresh=True)
+            width = self.console.width - len("^C")  # which a terminal writes after the frame, and which must not begin a line
+            height = NOTEBOOK_LINES if self.console.is_jupyter else self.console.height
+            frame = [live_frame(moment, now, width, height - bool(self._away))] if moment else []
+            away = [_one_line(visible(self._away), "yellow")] if self._away else []
+            self._live.update(Constrain(Group(*frame, *away), width), refresh=True)
         elif (line := self._away or plain_line(moment, now) if moment else self._away) != self._said:
             self._said = line
             self.say(line)
@@ -184,10 +187,7 @@ def _header(moment: Moment, now: float) -> list[RenderableType]:
         done = min(moment.rounds_done, moment.max_rounds)
         bar = ProgressBar(total=moment.max_rounds, completed=done, complete_style="cyan", finished_style="green")
     grid.add_row(title, bar, Text(_time_left(moment, now) if moment.status == "running" else ""))
-    opened = (
-        [f"round {moment.round} open for {ago(moment.opened_at, now)}"] if moment.opened_at and moment.status == "running" else []
-    )
-    return [grid, _one_line(", ".join([_crowd(moment, now), *_rates(moment), *opened]), "dim")]
+    return [grid, _one_line(", ".join([_crowd(moment, now), *_rates(moment)]), "dim")]
 
 
 def _rounds(moment: Moment) -> str:
@@ -231,12 +231,9 @@ def _nodes_table(nodes: Sequence[NodeMoment], now: float, width: int) -> Table:
     states = [_state(node, now) for node in nodes]
     names = [visible(node.node_id) for node in nodes]
     name_width = min(max(map(len, names), default=4), width - 10)
-    left, columns = (
-        width - name_width - 2 - min(int(STATE_SHARE * width), max((len(state) for state in states), default=0)),
-        list[str](),
-    )
+    left, columns = width - name_width - 2 - int(STATE_SHARE * width), list[str]()
     for title in figures[0] if figures else ():
-        left -= 2 + max(len(title), *(len(each[title]) for each in figures))
+        left -= 2 + max(LEAST_FIGURE, len(title), *(len(each[title]) for each in figures))
         if left < 0:
             break
         columns.append(title)

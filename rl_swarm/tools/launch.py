@@ -202,7 +202,7 @@ def run_shown(launcher: Launcher, config: Config, console: Console, again: str, 
     if not launcher.at_once:
         report(outcome)
     if outcome == "stopped":
-        for line in [*what_was_saved(launcher.nodes, view.moment), "go on with:", f"  {again}"]:
+        for line in ["", *what_was_saved(launcher.nodes, view.moment), "go on with:", f"  {again}"]:
             view.say(line)
     return outcome
 

@@ -50,7 +50,7 @@ def rollout(*rewards: float, prompt: str = "q") -> Rollout:
 def test_a_good_completion_and_a_worse_one_are_of_one_question_where_there_is_one() -> None:
     mixed = rollout(0.2, 1.0, 0.1, prompt="c")
     good, other = pick_pair([rollout(0.0, 0.5, prompt="a"), rollout(1.0, 1.0, prompt="b"), mixed])
-    assert good == Answered("c", "1.0", 1.0, "w1 in round 3", "7")
+    assert good == Answered("c", "1.0", 1.0, "w1, round 3", "7")
     assert other is not None and (other.prompt, other.reward) == ("c", 0.1)
     good, other = pick_pair([rollout(0.0, 0.9, prompt="a"), rollout(1.0, 1.0, prompt="b")])
     assert good is not None and good.prompt == "b"

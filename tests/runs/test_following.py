@@ -204,7 +204,7 @@ def test_completions_of_the_moment_are_those_of_the_newest_round(tmp_path: Path)
     assert first.other is not None and first.other.text == HOSTILE
     run.play(9)
     last = following.look()
-    assert last.good is not None and (last.good.by, last.good.reward) == ("w3 in round 9", 1.0)
+    assert last.good is not None and (last.good.by, last.good.reward) == ("w3, round 9", 1.0)
     assert last.other is not None and last.other.prompt == last.good.prompt
 
 

@@ -423,7 +423,7 @@ def test_published_examples_are_the_first_completions_not_the_best(finished: Fin
         first["reward"],
         first["prompt"],
     )
-    assert (example.after.text, example.after.reward, example.after.by) == (last["response"], last["reward"], "w1 in round 15")
+    assert (example.after.text, example.after.reward, example.after.by) == (last["response"], last["reward"], "w1, round 15")
     assert not example.same_question
 
 

@@ -59,7 +59,7 @@ def test_a_row_shows_what_the_node_has_recorded(run: SampleRun) -> None:
         cells = " ".join(next(line for line in text.splitlines() if line.startswith(node_id)).split())
         used = f"{last['external_used']}/2 {last['own_used']}/2"
         seconds = sum(sum(row["seconds"].values()) for row in rows[-5:]) / 5
-        assert f" 9 {reward:.3f} {used} {seconds:.1f} {last['tokens_per_s']:.0f} " in cells
+        assert f" 9 {reward:.3f} {used} {seconds:.1f} {last['tokens_per_s']:.0f} " in f"{cells} "
     mean = sum(own_rows(run, node_id)[-1]["reward"] for node_id in run.workers) / 3
     assert f"now {mean:.3f}" in text
     assert "RL Swarm trial: running, 10 of 16 rounds" in text and "11 s left" in text
@@ -296,8 +296,8 @@ def test_nodes_that_are_being_started_are_there_from_the_first_frame_on(run: Sam
 
 
 def test_an_example_says_what_is_wrong_with_it() -> None:
-    unread = Answered("What is 3 + 4?", "The answer is 7.", 0.0, "w1 in round 2", "7")
-    half = Answered("What is 0 - 0?", "<answer>-0</answer>", 0.5, "w1 in round 2", "0")
+    unread = Answered("What is 3 + 4?", "The answer is 7.", 0.0, "w1, round 2", "7")
+    half = Answered("What is 0 - 0?", "<answer>-0</answer>", 0.5, "w1, round 2", "0")
     for answer, label in ((unread, "right, not in <answer>  reward 0.00"), (half, "partly right  reward 0.50")):
         text = shown(live_frame(Moment("e", max_rounds=9, nodes=(node(),), other=answer), 0.0, 160, 30), width=160)
         assert label in text and "no right completion yet" in text

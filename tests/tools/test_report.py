@@ -140,7 +140,7 @@ def test_models_are_asked_unless_a_node_is_at_work_here(tmp_path: Path, monkeypa
 
 def test_where_there_is_no_model_to_ask_published_texts_are_shown(run: SampleRun, tmp_path: Path) -> None:
     text = reported(settings_of(tmp_path, MODEL_NAME="nano"), ask=True)
-    assert "completions of the first and the last round" in text and "w1 in round 4: " in text
+    assert "completions of the first and the last round" in text and "w1, round 4: " in text
 
 
 def test_the_node_id_of_the_environment_chooses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
