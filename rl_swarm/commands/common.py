@@ -47,20 +47,14 @@ def load_settings(flags: Flags) -> Config:
     return loaded
 
 
-def load_run(flags: Flags) -> Config:
-    """Load the settings of a command that reads a run; raise ConfigError if they do not say which."""
-    loaded = load_settings(flags)
-    configuration.require_run(loaded)
-    return loaded
-
-
 def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
-    """Open a run for reading; raise ConfigError, with the nearest names, if there is none."""
+    """Open a run for reading; raise ConfigError if the settings do not say which or, with the nearest names, if there is none."""
     from rl_swarm.store import open_store
     from rl_swarm.swarm import experiment as experiments
     from rl_swarm.swarm.layout import Layout
 
-    loaded = load_run(flags)
+    loaded = load_settings(flags)
+    configuration.require_run(loaded)
     store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
     experiments.require(store, layout)
     return loaded, store, layout

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_swarm.config import load
-from rl_swarm.errors import CheckpointError, ConfigError, ModelError, Refused, StoreAway
+from rl_swarm.errors import CheckpointError, ConfigError, LibraryError, ModelError, Refused, StoreAway
+from rl_swarm.learning.engine.libraries import require_libraries
 from rl_swarm.node.local import holder_of
 from rl_swarm.processes.children import python
 from rl_swarm.runs.examples import Example, published_examples
@@ -55,12 +56,13 @@ def report(environment: Mapping[str, str], flags: Flags, output: Path | None, as
 def make_examples(run: Run, summary: Summary, ask: bool) -> list[Example]:
     """Ask the models, or take what the run has published if there is no model to ask."""
     if ask:
-        from rl_swarm.tools.ask import asked_examples  # imports torch
-
         of_any_node = {name: value for name, value in run.environment.items() if name != "NODE_ID"}
         try:
+            require_libraries()
+            from rl_swarm.tools.ask import asked_examples  # imports torch
+
             return asked_examples(of_any_node, run.flags)
-        except (ConfigError, CheckpointError, ModelError):
+        except (ConfigError, CheckpointError, LibraryError, ModelError):
             pass  # this machine has nothing to ask
     numbers = sorted({number for points in summary.rewards.values() for number, _ in points})
     ends = {numbers[0], numbers[-1]}

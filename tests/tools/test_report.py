@@ -143,6 +143,14 @@ def test_where_there_is_no_model_to_ask_published_texts_are_shown(run: SampleRun
     assert "completions of the first and the last round" in text and "w1, round 4: " in text
 
 
+def test_where_libraries_do_not_fit_published_texts_are_shown(
+    run: SampleRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_swarm.learning.engine.libraries.installed", lambda name: "1.0")
+    monkeypatch.setattr("rl_swarm.tools.ask.asked_examples", lambda *_: pytest.fail("a library that does not fit was used"))
+    assert "completions of the first and the last round" in reported(settings_of(tmp_path), ask=True)
+
+
 def test_the_node_id_of_the_environment_chooses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(tmp_path, MAX_NEW_TOKENS="4")
     trial.save("w2", 30, trial.policy(1))
