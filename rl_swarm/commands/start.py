@@ -10,6 +10,7 @@ from rl_swarm.commands.group import Rare, command
 from rl_swarm.commands.options import Checked
 from rl_swarm.commands.typed import program, resuming, to_repeat, what_next
 from rl_swarm.errors import ConfigError
+from rl_swarm.processes.threads import sleep_when_idle
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
 
@@ -107,6 +108,7 @@ def node(correct: bool, **flags: str | None) -> None:
 
 
 def run_node(flags: Flags, correct: bool = False) -> None:
+    sleep_when_idle(os.environ)  # before anything imports torch
     check_libraries(configuration.load(os.environ, flags).role)
     from rl_swarm.node.assembly import make_coordinator, open_node
     from rl_swarm.node.vetting import vet

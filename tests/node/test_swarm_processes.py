@@ -149,7 +149,8 @@ def test_no_round_waits_for_who_stopped_fell_silent_or_still_loads(local_swarm: 
     swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=30, NUM_TRAIN_SAMPLES=2, STANDIN_SECONDS=own_round)
     names = ("w1", "w2", "stops", "freezes", "dies")
     workers = {"boss": swarm.start("boss", "coordinator")} | {name: swarm.start(name) for name in names}
-    swarm.wait_for_reward(5)
+    swarm.wait_for_reward(5, 60)
+    time.sleep(own_round / 2)  # all are in the next round
     workers["stops"].send_signal(signal.SIGTERM)
     workers["freezes"].send_signal(signal.SIGSTOP)
     workers["dies"].kill()
@@ -158,8 +159,10 @@ def test_no_round_waits_for_who_stopped_fell_silent_or_still_loads(local_swarm: 
     swarm.wait_for_reward(last + 5, 300)
     before, after = lasted(swarm, 2, last - 1), lasted(swarm, last, last + 4)
     workers["freezes"].send_signal(signal.SIGCONT)
-    print(f"rounds of {own_round} s lasted {before}, and {after} from the one in which one stopped, two fell silent and one loads")
-    assert median(before) < own_round + 1.5, "all are waited for, and nobody longer than needed"
-    assert max(after) - median(before) < own_round + 1.5
-    assert max(after[2:]) < own_round + 1.5, "once, and not again"
+    figures = [" ".join(f"{seconds:.1f}" for seconds in some) for some in (before, after)]
+    print(f"rounds of {own_round} s lasted {figures[0]}; after one stopped, two fell silent and one loads {figures[1]}")
+    slack = 2.0  # for polls, on a busy machine
+    assert median(before) < own_round + slack, "all are waited for, and nobody longer than needed"
+    assert max(after) - median(before) < own_round + slack
+    assert max(after[1:]) < own_round + slack, "once, and not again"
     assert "stops" not in Rounds(swarm.store, swarm.layout).read(last + 5).live

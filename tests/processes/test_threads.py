@@ -11,3 +11,14 @@ def test_a_number_that_the_user_has_chosen_wins() -> None:
     assert threads.shared_by(4, {"OMP_NUM_THREADS": ""}, 8) == threads.shared_by(4, {}, 8)
     for variable in threads.VARIABLES:
         assert threads.shared_by(4, {variable: "3"}, 8) == {}
+
+
+def test_waiting_threads_sleep_unless_the_user_wants_them_to_spin() -> None:
+    for given, wanted in (
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "1000"}),
+    ):
+        environment = dict(given)
+        threads.sleep_when_idle(environment)
+        assert environment == wanted
