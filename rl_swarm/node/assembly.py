@@ -188,7 +188,8 @@ def open_node(
     store.expect(layout.experiment)
     local = claim(config, experiment, say)
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
-    journal = Journal(local.record, layout, local.node_id, clock, console)
+    launcher = launcher_of(environment)
+    journal = Journal(local.record, layout, local.node_id, clock, console, stamps=launcher is not None)
     journal.state("starting", -1)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")
@@ -216,7 +217,7 @@ def open_node(
             journal.say(f"signing with the public key {identity.public}")
         if experiment.key:
             journal.say(f"others join with: rl-swarm join {experiments.address(store, experiment)}")
-    return Node(config, clock, Stop(), experiment, local, journal, news, member, local.secret, launcher_of(environment))
+    return Node(config, clock, Stop(), experiment, local, journal, news, member, local.secret, launcher)
 
 
 def make_coordinator(node: Node) -> Coordinator:

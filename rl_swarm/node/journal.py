@@ -58,15 +58,21 @@ class Stream:
 
 
 class Journal:
-    """The journals of one node. `root` is the folder that stands for the root of a store."""
+    """The journals of one node. `root` is the folder that stands for the root of a store; `stamps` prints lines with their time."""
 
     def __init__(
-        self, root: Path, layout: Layout, node_id: str, clock: Clock, console: Callable[[str], None] | None = print
+        self,
+        root: Path,
+        layout: Layout,
+        node_id: str,
+        clock: Clock,
+        console: Callable[[str], None] | None = print,
+        stamps: bool = False,
     ) -> None:
         self.layout = layout
         self.node_id = node_id
         self.clock = clock
-        self.console = console
+        self.console, self.stamps = console, stamps
         self.doing = ("", -1)
         self._root = root
         self._started = clock.monotonic()
@@ -108,11 +114,15 @@ class Journal:
     def say(self, line: str) -> None:
         """Print a line, and keep it with its time: `logs` sorts the lines of all nodes."""
         line = visible(line)  # some lines quote what peers wrote
-        self._out.append(stamped(self.clock.wall(), line))
-        self.show(line)
+        kept = stamped(self.clock.wall(), line)
+        self._out.append(kept)
+        self._print(kept if self.stamps else line)
 
     def show(self, line: str) -> None:
         """Print a line to the console only."""
+        self._print(stamped(self.clock.wall(), line) if self.stamps else line)
+
+    def _print(self, line: str) -> None:
         if self.console:
             with contextlib.suppress(OSError):  # a full disk must not end a run through its own console
                 self.console(line)

@@ -15,6 +15,7 @@ from rl_swarm.processes.stopping import LAUNCHER
 from rl_swarm.text import visible
 
 LAST_BYTES = 4096  # of a console, which may be large, that are searched for its last line
+MOST_BYTES = 1 << 20  # of a console that are read at once
 
 _ROOT = str(Path(__file__).parents[2])
 
@@ -77,3 +78,26 @@ class Child:
         except FileNotFoundError:
             lines = []
         return visible(lines[-1]) if lines else "it said nothing"
+
+
+class ConsoleFile:
+    """The output of a child, read from where the last look ended; of long output the end."""
+
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.path, self.most_bytes = path, most_bytes
+        self.changed = 0.0  # when it was written to last
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """Return the whole lines since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                size, self.changed = os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_mtime
+                start = max(self._offset if self._offset <= size else 0, size - self.most_bytes)
+                file.seek(start)
+                data = file.read(self.most_bytes)
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset = start + len(whole)
+        return whole.decode(errors="replace").splitlines()

@@ -19,9 +19,10 @@ from rl_swarm.node.assembly import load_config
 from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
 from rl_swarm.node.vetting import vet
 from rl_swarm.processes import threads
-from rl_swarm.processes.children import Child, python
+from rl_swarm.processes.children import Child, ConsoleFile, python
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
 from rl_swarm.runs.following import Following, Moment
+from rl_swarm.runs.record import unstamped
 from rl_swarm.show.live import LiveView
 from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
@@ -46,22 +47,19 @@ class NodeProcess(Child):
         self.node_id = node_id
         self.restarts = 0
         self.started_at = self.restart_at = 0.0
-        self._shown = 0  # bytes of the console
+        self._output = ConsoleFile(console)
+        self._output.lines()  # of earlier runs
 
     def start(self) -> None:
         self.started_at = time.monotonic()
         super().start()
 
     def new_lines(self) -> list[str]:
-        """Return the lines that were written to the console since the last call."""
-        if not self.console.exists():
-            return []
-        with self.console.open("rb") as file:
-            file.seek(self._shown)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._shown += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        """Return the lines that were written to the console since the last call, without their times."""
+        return [unstamped(line)[1] for line in self._output.lines()]
+
+    def last_line(self) -> str:
+        return unstamped(super().last_line())[1]
 
 
 class NodeFailed(SwarmError):

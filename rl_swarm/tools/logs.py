@@ -8,9 +8,8 @@ only the end is read. Anybody may have written a journal in the store, so its te
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.text import Text
 from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, StoreAway
 from rl_swarm.node.local import home_of, record_of
+from rl_swarm.processes.children import ConsoleFile
 from rl_swarm.runs.following import Tail
 from rl_swarm.runs.progress import EVENTS, METRICS, rows, segment_keys
 from rl_swarm.runs.record import Round, unstamped, valid
@@ -33,7 +33,7 @@ CONSOLES = ("stdout.log", "stderr.log")
 BYTES_A_LINE = 2048  # a row of metrics has about as many
 LEAST_BYTES, MOST_BYTES = 256 << 10, 8 << 20  # read of one journal
 REMEMBERED = 200_000  # lines that are not shown again, if a journal is rewritten or has two copies
-REMEMBERED_OF_NODE = 10_000  # lines of a node's journal that are looked for in its console
+MOST_LINES = 100_000
 DISK_SECONDS, MOUNT_SECONDS = 0.5, 5.0  # between two looks
 LATEST = 4e9  # seconds since 1970: clocks that claim more are wrong
 LONGEST = 1000  # characters of a line
@@ -70,27 +70,6 @@ class Memory:
         return True
 
 
-class ConsoleFile:
-    """The output of a node that `rl-swarm swarm` has started on this machine, read from where the last look ended."""
-
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        self.path, self.most_bytes = path, most_bytes
-        self._offset = 0
-
-    def lines(self) -> list[str]:
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, 2)
-                start = max(self._offset if self._offset <= size else 0, size - self.most_bytes)
-                file.seek(start)
-                data = file.read(self.most_bytes)
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset = start + len(whole)
-        return whole.decode("utf-8", "replace").splitlines()
-
-
 class Lines(Tail):
     """The lines of a journal, whether they are JSON or not."""
 
@@ -108,48 +87,36 @@ class NodeLog:
         self._tails = [(name, Lines(store, layout.log(node_id, name), console.most_bytes)) for store in stores for name in names]
         self._console = console
         self._memory = memory
-        self._told: dict[str, float] = {}  # lines in the journal, and when they were said
-        self._last = 0.0
+        self._last = 0.0  # when the last line was said
 
     def look(self) -> list[Entry]:
         """Return what is new; raise StoreAway if a store does not answer."""
         printed = self._console.lines()  # before the journals: what is printed is in them already
         found: list[Entry] = []
         for name, tail in self._tails:
-            lines = [line for line in tail.new_lines() if self._memory.new(self.node_id, name, line)]
-            found += self._said(lines) if name in CONSOLES else self._recorded(name, rows(lines))
-        return [*found, *self._only_printed(printed)]
+            lines = tail.new_lines()
+            found += self._said(lines, self._last) if name in CONSOLES else self._recorded(name, lines)
+        return [*found, *self._said(printed, self._console.changed)]
 
-    def _said(self, lines: Iterable[str]) -> Iterator[Entry]:
-        moment = self._last
+    def _said(self, lines: Iterable[str], moment: float) -> Iterator[Entry]:
+        """Entries of a console's lines; one without a time, such as a library's warning, has that of the line before."""
         for line in lines:
             said, text = unstamped(line)
             moment = moment if said is None else said
-            self._told[text] = moment
-            yield self._line(moment, text)
+            if text and self._memory.new(self.node_id, line):
+                self._memory.new(self.node_id, text)  # a crash is in stderr.log with its time, and in the console without
+                yield Entry(moment, self.node_id, text.removeprefix(f"{self.node_id}: "), self._row(moment, text))
         self._last = max(self._last, moment)
-        for text in list(self._told)[:-REMEMBERED_OF_NODE]:
-            del self._told[text]
 
-    def _only_printed(self, lines: Iterable[str]) -> Iterator[Entry]:
-        """Lines that no journal has, at the time of the line before them."""
-        moment = self._last
-        for line in lines:
-            if line in self._told:
-                moment = self._told[line]
-            elif line:
-                yield self._line(moment, line)
+    def _row(self, moment: float, text: str) -> dict[str, Any]:
+        return {"timestamp": moment, "node_id": self.node_id, "line": text}
 
-    def _recorded(self, name: str, found: Iterable[dict[str, Any]]) -> Iterator[Entry]:
-        for row in found:
+    def _recorded(self, name: str, lines: Iterable[str]) -> Iterator[Entry]:
+        for row in rows(line for line in lines if self._memory.new(self.node_id, line)):
             said = row.get("timestamp")
             moment = float(said) if isinstance(said, int | float) and 0 <= said <= LATEST else self._last
             text = _figures(row) if name == METRICS else _event(row)
             yield Entry(moment, self.node_id, text, row, detail=name == METRICS or row.get("event_type") == "state")
-
-    def _line(self, moment: float, text: str) -> Entry:
-        row = {"timestamp": moment, "node_id": self.node_id, "line": text}
-        return Entry(moment, self.node_id, text.removeprefix(f"{self.node_id}: "), row)
 
 
 def _event(row: dict[str, Any]) -> str:
@@ -178,13 +145,15 @@ class Logs:
         here = {path.stem for path in self.consoles.glob("*.log")}
         return sorted(here | set(most_alive(self.run.store, self.run.layout)[0]))
 
-    def look(self) -> list[Entry]:
-        """Return what is new, in order of time."""
+    def look(self, wanted: Callable[[Entry], bool], most: int = MOST_LINES) -> list[Entry]:
+        """Return the newest of what is new and wanted, in order of time."""
         for name in [self.node_id] if self.node_id else self.names():
             if name not in self._nodes:
                 self._nodes[name] = self._meet(name)
-        found = [entry for node in self._nodes.values() for entry in node.look()]
-        return sorted(found, key=lambda entry: entry.timestamp)
+        found: list[Entry] = []
+        for node in self._nodes.values():
+            found = sorted([*found, *filter(wanted, node.look())], key=lambda entry: entry.timestamp)[-most:]
+        return found
 
     def _meet(self, node_id: str) -> NodeLog:
         own = record_of(self.run.home / node_id)
@@ -225,12 +194,12 @@ def show_logs(run: Run, node_id: str | None, printer: Printer, most: int, follow
     if node_id and node_id not in (names := logs.names()):
         known = ", ".join(names[:MOST_NAMED]) or "nobody"
         raise ConfigError(f"there is no node {node_id!r} in {run.config.experiment_name!r}, which has {known}: check the name")
-    printer.print([entry for entry in logs.look() if printer.shows(entry)][-most:])
+    printer.print(logs.look(printer.shows, most))
     away = ""
     while follow:
         follow.sleep(DISK_SECONDS if run.store.appendable else MOUNT_SECONDS)
         try:
-            printer.print(filter(printer.shows, logs.look()))
+            printer.print(logs.look(printer.shows))
             away = ""
         except StoreAway as error:
             if str(error) != away:

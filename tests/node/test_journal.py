@@ -394,6 +394,9 @@ def test_what_is_said_is_kept_with_its_time_and_shown_without(tmp_path: Path) ->
     assert unstamped(line) == (pytest.approx(clock.wall(), abs=1e-3), "round 1\\x1b[2J")
     lines = (tmp_path / LAYOUT.log("me", "stderr.log")).read_text().splitlines()
     assert said_in(lines)[-1] == "ZeroDivisionError: of weights"
+    journal.stamps = True  # as a launcher keeps it in a file
+    journal.say("round 2")
+    assert (tmp_path / LAYOUT.log("me", "stdout.log")).read_text().splitlines()[-1] == said[-1] != "round 2"
 
 
 @pytest.mark.parametrize(

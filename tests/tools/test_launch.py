@@ -19,6 +19,7 @@ from rl_swarm.config import load
 from rl_swarm.errors import ConfigError
 from rl_swarm.node.local import Holder, holder_of, wait_until_free
 from rl_swarm.processes import stopping
+from rl_swarm.runs.record import stamped
 from rl_swarm.tools import launch
 from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, launch_environment, make_launcher, plan, run_shown
 from tests.support.processes import ROOT, LocalSwarm
@@ -368,3 +369,16 @@ def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tm
     launcher = make_launcher(environment | {"RL_SWARM_HOME": str(tmp_path)}, 4)
     assert launcher.nodes[1].console == tmp_path / "consoles" / "swarm" / "worker_1.log"
     assert launcher.folders == [], "none before the experiment has begun"
+
+
+def test_the_lines_of_a_console_are_shown_once_and_without_their_times(tmp_path: Path) -> None:
+    console = tmp_path / "w1.log"
+    console.write_text(stamped(5.0, "of an earlier run") + "\n")
+    node = NodeProcess("w1", [], {}, console)
+    assert node.last_line() == "of an earlier run"
+    with console.open("a") as file:
+        file.write(stamped(6.0, "round 0") + "\nTraceback\nhalf")
+        file.flush()
+        assert node.new_lines() == ["round 0", "Traceback"]
+        file.write(" a line\n")
+    assert node.new_lines() == ["half a line"] and node.new_lines() == []

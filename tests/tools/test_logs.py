@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +122,29 @@ def test_json_gives_the_rows_as_they_were_written(scene: Scene) -> None:
 
 
 def test_consoles_of_a_launcher_on_this_machine_are_found_and_say_nothing_twice(scene: Scene) -> None:
-    journal, bring = scene.node("worker_1", here=True)
-    journal.say("loading libraries")
-    bring()
     consoles = scene.folder / "home" / "consoles" / "trial"
     consoles.mkdir(parents=True)
-    (consoles / "worker_1.log").write_text("loading libraries\nKilled by \x1b[2J the system\nhalf a li")
+    journal, bring = scene.node("worker_1", here=True)
+    with (consoles / "worker_1.log").open("w") as console:
+        print(stamped(5.0, "of an earlier run"), file=console)
+        journal.console, journal.stamps = partial(print, file=console), True
+        journal.say("worker_1: loading libraries")
+        print("Killed by \x1b[2J the system", file=console)
+        scene.clock.sleep(1)
+        journal.show("shown only")
+        journal.error(ZeroDivisionError("of weights"))
+        print("ZeroDivisionError: of weights\nhalf a li", end="", file=console)
+    bring()
     (consoles / "worker_2.log").write_text("rl-swarm: a wrong setting\n")
-    lines = [line.split(" ", 1)[1] for line in scene.shown()]
-    assert len(lines) == 3 and sum("loading libraries" in line for line in lines) == 1
-    assert any("Killed by \\x1b[2J the system" in line for line in lines)
-    assert any(line.endswith("worker_2 rl-swarm: a wrong setting") for line in lines)
+    lines = [line.partition(" worker_")[2] for line in scene.shown()]
+    assert lines == [
+        "1 of an earlier run",
+        "1 loading libraries",
+        "1 Killed by \\x1b[2J the system",
+        "1 ZeroDivisionError: of weights",
+        "1 shown only",
+        "2 rl-swarm: a wrong setting",
+    ]
 
 
 def test_following_shows_each_new_line_once_also_when_journals_are_merged(scene: Scene) -> None:
@@ -142,11 +155,11 @@ def test_following_shows_each_new_line_once_also_when_journals_are_merged(scene:
             journal, bring = scene.node(node_id)
             journal.say(f"{node_id} {number}")
             bring()
-        seen += [entry.text for entry in logs.look()]
-        assert logs.look() == []
+        seen += [entry.text for entry in logs.look(bool)]
+        assert logs.look(bool) == []
     for _, copies in scene.nodes.values():
         copies.merge(scene.clock.monotonic() + 60)
-    assert logs.look() == []
+    assert logs.look(bool) == []
     assert seen == [f"{node_id} {number}" for number in range(3) for node_id in ("w1", "w2")]
 
 
@@ -156,7 +169,7 @@ def test_following_goes_on_while_the_store_is_away(scene: Scene, monkeypatch: py
     bring()
     console, looks, look = Console(file=io.StringIO(), width=200), 0, Logs.look
 
-    def away(self: Logs) -> Any:
+    def away(self: Logs, *wanted: Any) -> Any:
         nonlocal looks
         looks += 1
         if looks in (2, 3):
@@ -166,7 +179,7 @@ def test_following_goes_on_while_the_store_is_away(scene: Scene, monkeypatch: py
             bring()
         if looks == 5:
             raise KeyboardInterrupt
-        return look(self)
+        return look(self, *wanted)
 
     monkeypatch.setattr(Logs, "look", away)
     with pytest.raises(KeyboardInterrupt):
@@ -213,10 +226,10 @@ def test_memory_is_bounded_by_the_end_of_long_journals(tmp_path: Path) -> None:
     bring()
     assert [line.rpartition(" ")[2] for line in scene.shown(most=2)] == ["19998", "19999"]
     logs = Logs(scene.run, None, 128 << 10)
-    assert 1_000 < len(logs.look()) < 5_000
+    assert 1_000 < len(logs.look(bool)) < 5_000
     journal.say("one more")
     bring()
-    assert [entry.text for entry in logs.look()] == ["one more"]
+    assert [entry.text for entry in logs.look(bool)] == ["one more"]
 
 
 def test_an_unknown_node_is_one_line_with_the_names(scene: Scene) -> None:
