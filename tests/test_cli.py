@@ -86,7 +86,8 @@ def test_status_of_an_experiment_that_nobody_has_joined_is_no_error(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "status --watch", "ask 1+1", "validate", "export {tmp}/model", "analyze dmeo --output {tmp}/out"]
+    "command",
+    ["status", "status --watch", "report", "ask 1+1", "validate", "export {tmp}/model", "analyze dmeo --output {tmp}/out"],
 )
 def test_a_mistyped_experiment_is_one_line_with_the_nearest_names(command: str, tmp_path: Path, call: Command) -> None:
     store = tmp_path / "store"

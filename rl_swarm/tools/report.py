@@ -37,11 +37,13 @@ Flags = Mapping[str, str | None]
 def report(environment: Mapping[str, str], flags: Flags, output: Path | None, ask: bool, program: str, console: Console) -> None:
     """Write the report of the run that the settings name, into `output` if given, and show its card.
 
-    With `ask`, and if no node of the run is at work here, the trained model and its base answer the questions of the examples.
+    With `ask`, and if that is possible here, the trained model and its base answer the questions of the examples.
     `program` is this one as people type it here.
     """
     run = open_run(environment, flags)
-    ask = ask and not any(holder_of(lock.parent) for lock in run.home.glob("*/lock"))  # nodes at work need the memory
+    if output is not None:
+        outside(output, run.config.store_url)
+    ask = ask and _can_ask(run)
     doing = "Reading the run, and asking the model before and after training" if ask else "Reading the run"
     console.print(doing, highlight=False)
     summary = summarise(run.store, run.layout, run.config.founder)
@@ -51,6 +53,12 @@ def report(environment: Mapping[str, str], flags: Flags, output: Path | None, as
     picture, page = _keep(make_report(summary, examples), run, output, console)
     places = Places(nearby(run.config.store_url), nearby(f"{run.config.store_url}/{run.layout.root}"), picture, page)
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
+
+
+def _can_ask(run: Run) -> bool:
+    """Whether there may be a trained model to ask, and no node of the run at work here, which needs the memory."""
+    trained = run.flags.get("node_id") is not None or any(run.home.glob("*/checkpoints/*"))
+    return trained and not any(holder_of(lock.parent) for lock in run.home.glob("*/lock"))
 
 
 def make_examples(run: Run, summary: Summary, ask: bool) -> list[Example]:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rl_swarm.config import ALONE, load
 from rl_swarm.errors import ConfigError
-from rl_swarm.node.local import claim
+from rl_swarm.node.local import claim, experiment_folder
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -50,9 +50,16 @@ def settings_of(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "trial", "RL_SWARM_HOME": str(tmp_path / "home"), **more}
 
 
-def reported(environment: dict[str, str], output: Path | None = None, *, ask: bool = False, program: str = "rl-swarm") -> str:
+def reported(
+    environment: dict[str, str],
+    flags: dict[str, str | None] | None = None,
+    output: Path | None = None,
+    *,
+    ask: bool = False,
+    program: str = "rl-swarm",
+) -> str:
     console = Console(file=io.StringIO(), width=80)
-    report(environment, {}, output, ask, program, console)
+    report(environment, flags or {}, output, ask, program, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -69,12 +76,12 @@ def test_it_lies_beside_the_run_which_may_be_going_on(run: SampleRun, tmp_path: 
 
 
 def test_it_goes_where_it_is_told(run: SampleRun, tmp_path: Path) -> None:
-    text = reported(settings_of(tmp_path), tmp_path / "out" / "here")
+    text = reported(settings_of(tmp_path), output=tmp_path / "out" / "here")
     assert "report   ./out/here/trial-report.html\n" in text and "picture  ./out/here/trial-report.png\n" in text
     assert {path.name for path in (tmp_path / "out" / "here").iterdir()} == {"trial-report.html", "trial-report.png"}
     assert not any((tmp_path / path).exists() for path in BESIDE)
     with pytest.raises(ConfigError, match="must not lie in the shared folder"):
-        reported(settings_of(tmp_path), tmp_path / "store" / "out")
+        reported(settings_of(tmp_path), output=tmp_path / "store" / "out")
 
 
 def test_of_a_read_only_share_it_goes_to_this_folder_and_says_so(
@@ -127,10 +134,13 @@ def test_models_are_asked_unless_a_node_is_at_work_here(tmp_path: Path, monkeypa
     (tmp_path / "store").mkdir()
     run = SampleRun(FolderStore(tmp_path / "store", VirtualClock(), local=True), tmp_path).play(2)
     environment = settings_of(tmp_path, NODE_ID="w1", MODEL_NAME="nano")
-    assert "asking the model" in reported(environment, ask=True) and asked == ["yes"]
-    assert "asking the model" not in reported(environment, ask=False) and asked == ["yes"]
+    assert "asking the model" not in reported(environment, ask=True), "this machine has no checkpoint"
     experiment = experiments.read(run.store, LAYOUT)
     assert experiment is not None
+    (experiment_folder(load(environment), experiment) / "w1" / "checkpoints").mkdir(parents=True)
+    (experiment_folder(load(environment), experiment) / "w1" / "checkpoints" / "round_2.pt").touch()
+    assert "asking the model" in reported(environment, ask=True) and asked == ["yes"]
+    assert "asking the model" not in reported(environment, ask=False) and asked == ["yes"]
     held = claim(load(environment), experiment)
     try:
         assert "asking the model" not in reported(environment, ask=True) and asked == ["yes"]
@@ -139,7 +149,7 @@ def test_models_are_asked_unless_a_node_is_at_work_here(tmp_path: Path, monkeypa
 
 
 def test_where_there_is_no_model_to_ask_published_texts_are_shown(run: SampleRun, tmp_path: Path) -> None:
-    text = reported(settings_of(tmp_path, MODEL_NAME="nano"), ask=True)
+    text = reported(settings_of(tmp_path, MODEL_NAME="nano"), {"node_id": "w1"}, ask=True)
     assert "completions of the first and the last round" in text and "w1, round 4: " in text
 
 
