@@ -234,6 +234,9 @@ def test_a_single_node_stops_and_resumes(home: Home) -> None:
     events = progress.events(home.store, LAYOUT, "me")
     starts = [(row["data"]["resumed"], row["data"]["round"]) for row in events if row["event_type"] == "started"]
     assert starts == [(False, 0), (True, 3), (True, 5)]
+    states = [row["data"]["doing"] for row in events if row["event_type"] == "state"]
+    loading = [place for place, doing in enumerate(states) if doing.startswith("loading ")]
+    assert [states[place - 1] for place in loading] == ["starting"] * 3, "each start says what it does before the first round"
     assert not [row for row in events if row["event_type"] == "error"]
 
 

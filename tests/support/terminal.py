@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, width: int, height: int) -> None:
         self.command, self.environment, self.folder, self.size = command, environment, folder, (width, height)
-        self._socket = folder / "terminal"
+        self._socket = Path(tempfile.mkdtemp(dir=folder), "socket")  # a server that was told to end may take a while
 
     def __enter__(self) -> "Terminal":
         variables = [f"{name}={value}" for name, value in {**self.environment, "TERM": "xterm-256color"}.items()]
