@@ -159,7 +159,7 @@ class Config:
         "ROLLOUT_CHOICE",
         "informative",
         choice("informative", "uniform", "matched"),
-        "which rollouts of peers to use: informative ones, any (uniform), or those about half right (matched)",
+        "which external rollouts to use: informative ones, any (uniform), or those about half right (matched)",
     )
     round_interval: float = shared("COORDINATOR_ROUND_INTERVAL", 60.0, SECONDS, "seconds a round waits for slow nodes")
     round_advance: str = setting("ROUND_ADVANCE", "hybrid", choice("hybrid", "timer"), "when the coordinator closes a round")
@@ -167,11 +167,11 @@ class Config:
         "ROLLOUT_PUBLISH_FREQUENCY", "stage", choice("generation", "stage", "round"), "when to publish rollouts"
     )
     window: int = setting(
-        "ROLLOUT_WINDOW_ROUNDS", 3, integer(1, 1000), "rounds of peers' rollouts to use, the current one included"
+        "ROLLOUT_WINDOW_ROUNDS", 3, integer(1, 1000), "rounds of external rollouts to use, the current one included"
     )
     fetch_peers: int = setting("ROLLOUT_FETCH_MAX_PEERS", 10, integer(1, 10_000), "most peers to read from in a round")
     fetch_seconds: float = setting("ROLLOUT_FETCH_TIMEOUT_SECONDS", 30.0, SECONDS, "most seconds to spend on reading in a round")
-    fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember peers' rollouts that were read but not used yet")
+    fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember external rollouts that were read but not used yet")
     cleanup: bool = setting(
         "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts (like KEEP and ARCHIVE, without effect in this version)"
     )
