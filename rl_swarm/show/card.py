@@ -54,10 +54,13 @@ def what_reward_is(summary: Summary) -> str:
 
 
 def what_held_out_is(summary: Summary) -> str:
-    last = summary.evaluations[-1].round if summary.evaluations else 0
+    """Explain held-out accuracy; nothing where it was not measured before and after."""
+    if summary.held_out.after is None:
+        return ""
+    last = summary.evaluations[-1].round
     return (
         f"Held-out: share of {summary.held_out_questions} questions that nobody trains on, answered greedily; mean of the "
-        f"nodes, before training and at round {last}."
+        f"nodes, before training and at round {last}. Style-blind counts a right answer in any form."
     )
 
 
@@ -131,7 +134,8 @@ def _learnt(summary: Summary) -> list[str]:
         *((f"held-out, {name}", percent(change.before, ".1%"), percent(change.after, ".1%"), "") for name, change in shares),
     ]
     table = [f"{name:<32}{before:>8}  {after:>8}  {more}".rstrip() for name, before, after, more in figures]
-    return [*table, what_reward_is(summary), what_held_out_is(summary), honest_note(summary)]
+    said = (what_reward_is(summary), what_held_out_is(summary), honest_note(summary))
+    return [*table, *filter(None, said)]
 
 
 def _shared(node: NodeSummary, width: int) -> str:

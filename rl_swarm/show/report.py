@@ -41,7 +41,7 @@ def run_page(summary: Summary, examples: Sequence[Example], panels: Sequence[Pan
         f"Every node trained its own copy of {summary.model} and shared what it wrote as text. Nodes trained on rollouts of their "
         f"peers {sum(summary.uses.values())} times; no weights and no gradients were exchanged."
     )
-    words = f"{what_reward_is(summary)} {what_held_out_is(summary)} Style-blind counts a right answer in any form."
+    words = f"{what_reward_is(summary)} {what_held_out_is(summary)}"
     return make_page(
         title(summary),
         element("p", facts(summary), "faint"),

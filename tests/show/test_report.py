@@ -294,7 +294,9 @@ def test_runs_of_one_node_and_of_many_have_a_report(tmp_path: Path, workers: tup
     run = SampleRun(make_store(tmp_path), tmp_path, workers, external).play(3)
     summary = summarise(run.store, LAYOUT)
     assert make_report(summary, examples_of(run)).keys() == {PAGE, PICTURE}
-    assert card_of(summary, examples_of(run)).count("peers trained on your rollouts") == len(workers)
+    text = card_of(summary, examples_of(run))
+    assert text.count("peers trained on your rollouts") == len(workers)
+    assert "was not measured both before and after" in text and "Held-out: share" not in text
     assert summary.held_out == Change()
 
 

@@ -158,7 +158,7 @@ def test_where_libraries_do_not_fit_published_texts_are_shown(
 ) -> None:
     monkeypatch.setattr("rl_swarm.learning.engine.libraries.installed", lambda name: "1.0")
     monkeypatch.setattr("rl_swarm.tools.ask.asked_examples", lambda *_: pytest.fail("a library that does not fit was used"))
-    assert "completions of the first and the last round" in reported(settings_of(tmp_path), ask=True)
+    assert "completions of the first and the last round" in reported(settings_of(tmp_path), {"node_id": "w1"}, ask=True)
 
 
 def test_the_node_id_of_the_environment_chooses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
