@@ -37,6 +37,11 @@ class Terminal:
     def press(self, key: str) -> None:
         self._tmux("send-keys", "-t", "it", key)
 
+    def paste(self, text: str) -> None:
+        """Paste a text as terminals do, who tell a program where it begins and ends."""
+        self._tmux("set-buffer", text)
+        self._tmux("paste-buffer", "-p", "-t", "it")
+
     def screen(self, colours: bool = False) -> str:
         """The screen as it is now, without trailing spaces and empty lines."""
         return self._tmux("capture-pane", "-p", "-t", "it", *(["-e"] if colours else [])).rstrip()

@@ -1,15 +1,11 @@
 """Talking to a trained model: which model answers, what may be typed, and that nothing typed ends the talk."""
 
-import fcntl
 import io
 import json
 import os
-import pty
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,8 @@ from rl_swarm.node.learner import load_policy
 from rl_swarm.rollout import Question
 from rl_swarm.tools import chat as talking
 from rl_swarm.tools.chat import LONGEST, Talk, chat, introduction
+from tests.support.processes import ROOT
+from tests.support.terminal import Terminal, needs_tmux
 from tests.tools.test_ask import Trial
 
 QUESTION = "What is 1 + 1?"
@@ -136,59 +134,32 @@ def test_a_script_talks_to_nano(finished: dict[str, str]) -> None:
     assert done.stderr.decode().startswith("loading libraries, then the model\n")
 
 
-class Terminal:
-    """A command in a terminal of its own."""
-
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.handle, other = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
-        )
-        os.close(other)
-        self.shown = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self.handle, keys.encode())
-
-    def wait_for(self, text: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.shown:
-            assert time.monotonic() < deadline, self.shown
-            try:
-                self.shown += os.read(self.handle, 65536).decode(errors="replace")
-            except OSError:  # the other end is closed
-                assert text in self.shown, self.shown
-        self.shown = self.shown.partition(text)[2]
-
-
-@pytest.fixture
-def terminal(finished: dict[str, str]) -> Iterator[Terminal]:
-    made = Terminal([sys.executable, "-m", "rl_swarm.cli", "chat"], finished)
-    yield made
-    made.process.kill()
-    made.process.wait()
-    os.close(made.handle)
+def answered(terminal: Terminal, text: str) -> str:
+    """Wait until a question is on the screen and the next is awaited."""
+    deadline = time.monotonic() + 60
+    while not ((screen := terminal.screen()).endswith("\n>") and text in screen):
+        assert time.monotonic() < deadline and "[ended with" not in screen, screen
+        time.sleep(0.1)
+    return screen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["\x03", "\x04", "/quit\r"], ids=["Ctrl-C", "Ctrl-D", "/quit"])
-def test_a_talk_at_a_terminal(terminal: Terminal, key: str) -> None:
-    terminal.wait_for("not a chat bot")
-    terminal.wait_for("> ")
-    terminal.type("What is 3 + 4?\r")
-    terminal.wait_for("\n")
-    terminal.wait_for("> ")
-    terminal.type("\x1b[200~What is\n3 + 4?\x1b[201~\r")  # as a terminal sends a pasted text
-    terminal.wait_for("\n")
-    terminal.wait_for("> ")
-    terminal.type("x" * 9000 + "\r")
-    terminal.wait_for("MAX_NEW_TOKENS")
-    terminal.wait_for("> ")
-    terminal.type(key)
-    assert terminal.process.wait(20) == 0
+@needs_tmux
+@pytest.mark.parametrize("leaving", [("C-c",), ("C-d",), ("/quit", "Enter")], ids=" ".join)
+def test_a_talk_at_a_terminal(finished: dict[str, str], tmp_path: Path, leaving: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "rl_swarm.cli", "chat"]
+    with Terminal(command, finished | {"PYTHONPATH": str(ROOT)}, tmp_path, 80, 24) as terminal:
+        assert "not a chat bot" in answered(terminal, "Ctrl-D")
+        terminal.paste("What is 3 + 4?")
+        terminal.press("Enter")
+        answered(terminal, "> What is 3 + 4?")
+        terminal.paste("What is\n5 + 6?")
+        terminal.press("Enter")
+        assert answered(terminal, "> What is\n5 + 6?").count("\n>") == 3, "one question of two lines"
+        terminal.paste("x" * 9_000)
+        terminal.press("Enter")
+        answered(terminal, "MAX_NEW_TOKENS")
+        for key in leaving:
+            terminal.press(key)
+        text = terminal.wait_for_end(60)
+        assert "[ended with 0]" in text and "Traceback" not in text
