@@ -3,6 +3,9 @@
 Everything is judged on the observer's own clock; clocks of two machines are never compared. A worker counts from its first reward
 on. A worker that is later than usual by as much again, or that says it has left, is not waited for until its next reward.
 Heartbeats alone make nobody wait: a process that hangs or still loads its model sends them too.
+
+The first round of a run is an exception: workers that were started together load about equally long, and whoever is first waits for
+the others as long again as it took itself.
 """
 
 import math
@@ -22,6 +25,7 @@ LATE_INTERVALS = 1.1  # after its opening, in which a reward that is too late fo
 class Attendant:
     """A worker, as this observer knows it."""
 
+    met: float  # when its registration was found
     seen: float  # when it last showed something new
     asked: float = -math.inf  # when its heartbeats were last read
     beat: int = -1  # the number of the newest one
@@ -40,10 +44,12 @@ class Attendance:
         self.workers: dict[str, Attendant] = {}
         self._clock, self._interval = clock, interval
         self._opened: dict[int, float] = {}
+        self._all_there_by = -math.inf  # when the first round stops waiting for workers that load
 
     def meet(self, node_id: str) -> None:
         """Note a registered worker. It counts as live from now on, and is waited for once it has submitted."""
-        self.workers.setdefault(node_id, Attendant(self._clock.monotonic()))
+        now = self._clock.monotonic()
+        self.workers.setdefault(node_id, Attendant(now, now))
 
     def opened(self, number: int) -> None:
         now = self._clock.monotonic()
@@ -67,6 +73,8 @@ class Attendance:
         worker, now = self.workers[node_id], self._clock.monotonic()
         if number <= worker.last:
             return
+        if timed and self._opened and all(each.last < 0 for each in self.workers.values()):
+            self._all_there_by = now + now - worker.met
         if timed and number in self._opened:
             worker.paces.append(now - max(self._opened[number], worker.rewarded))
         worker.begins = now if number < max(self._opened, default=-1) else math.inf
@@ -93,7 +101,9 @@ class Attendance:
     def awaited(self) -> set[str]:
         """Workers whose next reward is worth waiting for."""
         now = self._clock.monotonic()
-        return {name for name, worker in self.workers.items() if self._may_come(worker, now)}
+        together = len(self._opened) == 1 and now <= self._all_there_by
+        starting = {name for name in self.live() if self.workers[name].last < 0} if together else set()
+        return starting | {name for name, worker in self.workers.items() if self._may_come(worker, now)}
 
     def worth_asking(self, done: Set[str]) -> set[str]:
         """Workers whose heartbeat is worth reading: nothing was seen of them for long, or their reward is overdue."""

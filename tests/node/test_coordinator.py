@@ -17,7 +17,7 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout, round_of_file
 from rl_swarm.swarm.peers import Pulse, Registration, register
-from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds, submitted
 from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 from tests.support.members import journal_of, member_of
@@ -126,7 +126,7 @@ def longer_than(seconds: float, played: Played) -> list[int]:
     return [number for number, lasted in played.lasted.items() if lasted > seconds]
 
 
-def test_who_has_never_submitted_holds_up_no_round(tmp_path: Path) -> None:
+def test_who_has_never_submitted_holds_up_no_round_but_the_first(tmp_path: Path) -> None:
     """Neither a registration nor heartbeats count: a node may take minutes to load its model, and a stranger may only pretend."""
     store, clock = MemoryStore(), Scripted()
     join(store, "a", "loads", "dead")
@@ -139,8 +139,18 @@ def test_who_has_never_submitted_holds_up_no_round(tmp_path: Path) -> None:
 
     clock.script = script
     make(store, clock, tmp_path, max_rounds=20).run()
-    assert longer_than(12, played) == []
+    assert longer_than(12, played) == [0]
+    assert played.lasted[0] < 22, "the first round waits as long again as its first worker took"
     assert newest(store).live == ["a", "loads"]
+
+
+def test_workers_that_start_together_play_the_first_round_together(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), Scripted()
+    join(store, "a", "b", "c")
+    played = Played(store, clock, {"a": 10, "b": 14, "c": 18})
+    make(store, clock, tmp_path, max_rounds=3).run()
+    assert submitted(store, LAYOUT, 0, 0) == submitted(store, LAYOUT, 2, 0) == {"a", "b", "c"}
+    assert played.lasted[0] < 20
 
 
 def test_a_worker_counts_from_its_first_reward_on_though_it_came_late(tmp_path: Path) -> None:
@@ -148,7 +158,7 @@ def test_a_worker_counts_from_its_first_reward_on_though_it_came_late(tmp_path: 
     join(store, "a", "slow")
     played = Played(store, clock, {"a": 10, "slow": 25})
     make(store, clock, tmp_path, max_rounds=10).run()
-    assert longer_than(12, played) == list(range(2, 9)), "its first reward came in the third round"
+    assert longer_than(12, played) == list(range(9)), "the first round waits for a while, and its first reward comes in the second"
     assert max(played.lasted.values()) < 40 and all(24 < played.lasted[number] < 27 for number in range(3, 9))
 
 

@@ -10,8 +10,9 @@ was told: a gather that was lied to may come back short, one that was not may no
     twice       no weights contain an external rollout twice, or one round twice
     waiting     no node waits longer than its patience, and none for ever; a round is closed at the first look that comes an
                 interval after its first reward was seen, whoever is missing
-    held_up     after its first reward no round is kept open for a worker that has never submitted, or that is later than its usual
-                time by as much again on the coordinator's clock
+    held_up     after its first reward no round is kept open for a worker that is later than its usual time by as much again on the
+                coordinator's clock, or that has never submitted; the first round of a run waits for those as long again as its
+                first worker took
     resumed     a node that comes back is what its newest checkpoint says it was
     achieved    the journal says exactly what was trained on
     retention   nothing is removed that a window still needs
@@ -66,6 +67,7 @@ class Life:
 
     node_id: str
     number: int
+    born: float = 0.0
     playing: int | None = None
     last: int = -1
     began_at: int | None = None
@@ -279,7 +281,7 @@ class Witness:
     # While it runs: coordinators
 
     def watch_coordinator(self, coordinator: Coordinator, store: DriveFromHell, number: int) -> None:
-        life = Life(coordinator.settings.node_id, number)
+        life = Life(coordinator.settings.node_id, number, born=self.baton.now)
         self.lives.setdefault(life.node_id, []).append(life)
         _wrap(coordinator, "_begin", lambda begin: self._beginning(life, store, begin))
         _wrap(coordinator, "_announce", lambda announce, wanted: self._announcing(life, coordinator, announce, wanted))
@@ -347,6 +349,11 @@ class Witness:
         submitted = [
             name for name in self.handed_over if name.startswith(self.layout.rewards) and name.endswith(f"/{node_id}.json")
         ]
+        seen = [moment for noticed in life.noticed.values() for moment, _, timed in noticed[:1] if timed]
+        if len(life.openings) == 1 and node_id not in life.noticed and seen:
+            waited, took = self.baton.now - min(seen), min(seen) - life.born
+            self.check("held_up", waited <= took, life.node_id, f"waits {waited:.1f} s for {node_id} in the first round")
+            return
         self.check("held_up", bool(submitted), life.node_id, f"waits for {node_id}, which has never submitted")
         first_opening = min(life.openings.values())
         paces, before, last = list[float](), -math.inf, -1
