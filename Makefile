@@ -31,8 +31,9 @@ test: export OMP_NUM_THREADS = 1
 test: $(READY) ## Run the tests that need no more than two cores and a few minutes
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
+test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
-	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m ''
+	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m '' -n auto --dist worksteal
 
 hostile: $(READY) ## Score 500 hostile answers for each reasoning-gym task under the helper's limits; goes on where it was stopped
 	$(BIN)/python -m checks.hostile_run

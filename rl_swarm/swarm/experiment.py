@@ -217,8 +217,9 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
     code = [entry.rpartition("/")[2] for entry in tasks.split(",") if ".py@" in entry]
     sharing = (f"{word} {settings.get(name, '?')}" for word, name in (("I", OWN), ("J", EXTERNAL), ("G", GROUP)))
     signed = f"{experiment.key}, " + ("the founder that you named" if founder else "whom you may insist on by #KEY in the address")
+    begun = f", begun by {experiment.created_by}" if experiment.created_by else ""
     return [
-        ("experiment", f"{experiment.experiment}, id {experiment.experiment_id[:8]}, begun by {experiment.created_by or '?'}"),
+        ("experiment", f"{experiment.experiment}, id {experiment.experiment_id[:8]}{begun}"),
         ("model", settings.get("MODEL_NAME", "?")),
         ("tasks", tasks if len(tasks) <= LONGEST_SHOWN else tasks[:LONGEST_SHOWN] + " …"),
         ("code", ", ".join(code) if code else "none"),
