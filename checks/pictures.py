@@ -106,8 +106,8 @@ def sharing_picture(folder: Path) -> bytes:
     draw = partial(_draw_sharing, curves=curves, names=names)
     title = f"Sharing text: {percent(against['gain'], '+.0%')} reward with {percent(written)} of the tokens written"
     below = (
-        f"{nodes} nodes, model {results['settings']['MODEL_NAME']}, {len(curves[best]['round'])} rounds; cumulative reward, "
-        f"better on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f}. Bands: lowest to highest seed"
+        f"{nodes} nodes, model {results['settings']['MODEL_NAME']}, {len(curves[best]['round'])} rounds · "
+        f"better on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} · bands: lowest to highest seed"
     )
     rounds, tokens = (Panel(partial(draw, across=across), "", height=4.0) for across in ("round", "tokens"))
     return sheet(title, below, [[rounds, tokens]])

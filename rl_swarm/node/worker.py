@@ -106,7 +106,8 @@ class Worker:
             while number < self.config.max_rounds and not self.stop.requested:
                 self.play(number)
                 self._mark_boundary(number + 1)
-                if number + 1 - self._saved_at >= self.config.checkpoint_interval:
+                due = number + 1 - self._saved_at >= self.config.checkpoint_interval
+                if due and number + 1 < self.config.max_rounds:  # the last one is saved at the end
                     self._save()
                 if self.push:
                     self.push.after_round(number + 1)

@@ -168,12 +168,12 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
         VirtualClock(),
         checkpoints=Recording(),
         evaluate=evaluate,
-        max_rounds=11,
+        max_rounds=12,
         checkpoint_interval=4,
         eval_interval=5,
     )
     worker.run()
-    assert saved == [4, 8, 11]
+    assert saved == [4, 8, 12]
     assert evaluated == [0, 5, 10]
     assert [row["round"] for row in finish(worker) if row["held_out"] is not None] == [4, 9]
 
