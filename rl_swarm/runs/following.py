@@ -30,7 +30,7 @@ MEAN_ROUNDS = 5  # rewards are shown as means of so many rounds
 PACE_ROUNDS = 10
 REMEMBERED_BYTES = 256
 HISTORY_BYTES = 64 << 20  # read of all journals together at the first look; at least their ends
-RARELY_SECONDS = 2.0  # between two looks at registrations, announced rounds and heartbeats
+OFTEN_SECONDS, RARELY_SECONDS = 0.2, 2.0  # between two looks at registrations, announced rounds and heartbeats
 
 
 class Tail:
@@ -233,16 +233,19 @@ class Following:
         self._said = ""  # by the coordinator, of the whole run
         self._nodes: dict[str, _Followed] = {}
         self._left_out = 0
-        self._next_look_around: float | None = None
+        self._began: float | None = None
+        self._next_look_around = 0.0
         self._good: Answered | None = None
         self._other: Answered | None = None
 
     def look(self) -> Moment:
         """Read what is new; raise StoreAway if the store does not answer."""
         now = self.store.clock.monotonic()
-        if self._next_look_around is None or now >= self._next_look_around:
+        if self._began is None or now >= self._next_look_around:
+            self._began = now if self._began is None else self._began
             self._look_around()
-            self._next_look_around = now + RARELY_SECONDS
+            age = now - self._began
+            self._next_look_around = now + min(RARELY_SECONDS, max(OFTEN_SECONDS, age / 4))  # often while nodes are starting
         new = [(row.timestamp, row.round, row.stage, node.node_id) for node in self._nodes.values() for row in node.read()]
         if new:
             self._sample(*max(new)[1:])

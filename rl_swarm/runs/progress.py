@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rl_swarm.errors import NotFound
-from rl_swarm.runs.record import Round, by_round, valid
+from rl_swarm.runs.record import Round, Start, by_round, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, sequence_of_file
 
@@ -110,6 +110,14 @@ def records(store: Store, layout: Layout, node_id: str) -> list[Round]:
 
 def events(store: Store, layout: Layout, node_id: str) -> list[dict[str, Any]]:
     return rows(lines(store, layout.log(node_id, EVENTS)))
+
+
+def kept_rounds(records: Iterable[Round], events: Iterable[Mapping[str, Any]]) -> list[Round]:
+    """Leave out rounds that a node played and then lost, because it came back from a checkpoint before them."""
+    kept = list(records)
+    for start in valid(events, Start):
+        kept = [row for row in kept if row.round < start.data.round or row.timestamp >= start.timestamp]
+    return kept
 
 
 def data_of(events: Iterable[Mapping[str, Any]], event_type: str) -> list[Any]:

@@ -105,6 +105,18 @@ class State(msgspec.Struct, frozen=True):
     data: Doing
 
 
+class Started(msgspec.Struct, frozen=True):
+    round: Annotated[int, Meta(ge=-1, lt=MOST_ROUNDS)]  # the first that it may play
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The event that a node is about to play, from nothing or from a checkpoint."""
+
+    timestamp: Finite
+    event_type: Literal["started"]
+    data: Started
+
+
 def valid(rows: Iterable[Any], kind: type[Row]) -> list[Row]:
     """Return the rows of this kind."""
     found = []

@@ -15,7 +15,7 @@ from rl_swarm.errors import BadDocument, ConfigError, NotFound, StoreError
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import bundle_keys
-from rl_swarm.runs.progress import EVENTS, METRICS, data_of
+from rl_swarm.runs.progress import EVENTS, METRICS, data_of, kept_rounds
 from rl_swarm.runs.record import Round, by_round, valid
 from rl_swarm.runs.signed import signed_line
 from rl_swarm.store import Store
@@ -201,7 +201,9 @@ class _Checks:
                     wrong.append(f"{node} used none of {offered} informative rollouts of its peers")
                 else:
                     yield Finding("sharing", "warning", f"no peer had an informative rollout for {node} in time")
-            if len(names) != len(set(names)):
+            kept = kept_rounds(self.metrics[node], progress.rows(self._lines(node, EVENTS)))
+            trained = [name for row in kept for name in row.external_ids]
+            if len(trained) != len(set(trained)):
                 wrong.append(f"{node} used an external rollout twice")
             wrong += [f"{node} used {name}, which no peer published" for name in names if not self._published(node, name)]
         yield _verdict("sharing", wrong, f"{sum(map(len, used.values()))} uses, each found in a peer's file")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from checks.reliability import PROCESS_FAULTS, record
+from rl_swarm.runs import progress
 from tests.node.test_swarm_processes import check_rewards
 from tests.support.processes import LocalSwarm
 
@@ -93,7 +94,9 @@ class Disaster:
         assert self.swarm.unreadable() == []
         check_rewards(self.swarm, list(WORKERS))
         for name in WORKERS:
-            used = [rollout_id for row in self.swarm.metrics(name) for rollout_id in row["external_ids"]]
+            events = progress.events(self.swarm.store, self.swarm.layout, name)
+            kept = progress.kept_rounds(progress.records(self.swarm.store, self.swarm.layout, name), events)
+            used = [rollout_id for row in kept for rollout_id in row.external_ids]
             assert len(used) == len(set(used)), f"{name} was trained twice on a rollout"
 
     def _kill(self, *names: str) -> None:

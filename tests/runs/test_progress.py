@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import Following, Tail, look_once
+from rl_swarm.runs.record import Round
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
@@ -150,3 +152,16 @@ def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path
     assert {each["round"] for each in rewards} >= {0}
     assert notebook.export_experiment_summary(place, name)["rewards"] == rewards
     assert Following(store, LAYOUT).look().rounds_done >= 2
+
+
+def test_rounds_that_a_node_lost_with_its_weights_are_left_out() -> None:
+    def row(number: int, at: float) -> Round:
+        return Round(timestamp=at, round=number, reward=0.0)
+
+    def started(number: int, at: float) -> dict[str, Any]:
+        return {"timestamp": at, "event_type": "started", "data": {"round": number, "resumed": number > 0}}
+
+    rows = [row(0, 1.0), row(1, 2.0), row(2, 3.0), row(5, 8.0)]
+    assert progress.kept_rounds(rows, [started(0, 0.5)]) == rows
+    assert progress.kept_rounds(rows, [started(0, 0.5), started(1, 5.0)]) == [rows[0], rows[3]], "it came back after round 0"
+    assert progress.kept_rounds(rows, [{"event_type": "started", "data": None}]) == rows, "no event of ours"

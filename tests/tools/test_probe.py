@@ -356,7 +356,7 @@ class TestView:
     def test_table_and_value(self) -> None:
         text = self.shown(self.report)
         assert "0.250          50%       50%      1.2" in text
-        assert ' operators=["+","-"] ' in text
+        assert '\noperators=["+","-"] ' in text
         assert "gcd default" in text
         assert "skipped bf: takes too long" in text
         assert "not reached in 120 s: lcm" in text
