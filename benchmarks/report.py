@@ -84,7 +84,7 @@ def _promises(results: dict[str, Any]) -> str:
         lines.append(f"| {what} | {figure:.3f} | {limit} | {'holds' if holds else '**does not hold**'} |")
     lines += [
         "",
-        "What was tried, and what stands in the way where a promise does not hold: [LOG.md](LOG.md#speed-found-by-profile).",
+        "What was tried, and what stands in the way where a promise does not hold: [LOG.md](LOG.md#speed-found-by-profiling).",
     ]
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Check the tasks and the model of an experiment before it is published: its settings are written once, for everybody.
 
-Imports no torch. A coordinator looks at names and folders only, since it may run where no model and no network is.
+Imports no torch. Of a model, a coordinator looks at name and folder only, since it may run where there is no model and no network.
 """
 
 from collections.abc import Callable
