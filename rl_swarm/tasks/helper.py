@@ -127,6 +127,8 @@ class Helper:
         a failure that ended the helper, `go_on` is called before the rest is requested; it may raise. An interrupted helper is
         replaced, lest its late replies answer the next request.
         """
+        if seconds <= 0:  # a fast helper might reply in no time
+            raise TooSlow
         with self._lock:
             try:
                 if self._child is None or not self._child.idle:
