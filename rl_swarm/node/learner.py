@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from rl_swarm.errors import BadDocument, CheckpointError, ModelError, NotFound, 
 from rl_swarm.learning.checkpoint import KEPT, Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
-from rl_swarm.learning.models.hardware import resume_threads, share_cores
+from rl_swarm.learning.models.hardware import SharedCores, resume_threads
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.assembly import Node, make_worker
@@ -71,8 +72,9 @@ def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | Non
     node.journal.say(f"loading the model {node.config.model}")
     node.journal.state(f"loading {experiments.public_model(node.config.model)}", -1)
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes
-        share_cores(workers_here(node.config))
-        learner = make_learner(node.config, node.journal.say)
+        cores = SharedCores(partial(workers_here, node.config), node.clock, node.journal.say)
+        cores.begin()
+        learner = replace(make_learner(node.config, node.journal.say), cores_changed=cores.changed)
     node.local.remember_model(learner.policy.name)
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
     worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))

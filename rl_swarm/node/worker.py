@@ -55,12 +55,16 @@ class Push(Protocol):
 
 @dataclass(frozen=True)
 class Learner:
-    """Tasks, policy and trainer. `evaluate` measures held-out accuracy; without it nothing is held out."""
+    """Tasks, policy and trainer. `evaluate` measures held-out accuracy; without it nothing is held out.
+
+    `cores_changed` adapts the trainer to the other workers on this machine and says whether a checkpoint is due for it.
+    """
 
     tasks: Tasks
     policy: "Policy"
     trainer: "Trainer"
     evaluate: Callable[[], dict[str, Any]] | None = None
+    cores_changed: Callable[[], bool] = lambda: False
 
 
 class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +92,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.tasks, self.policy, self.trainer, self.evaluate = learner.tasks, learner.policy, learner.trainer, learner.evaluate
+        self.cores_changed = learner.cores_changed
         self.swarm = swarm
         self.journal, self.clock = journal, journal.clock
         self.checkpoints = checkpoints
@@ -106,7 +111,7 @@ class Worker:
             while number < self.config.max_rounds and not self.stop.requested:
                 self.play(number)
                 self._mark_boundary(number + 1)
-                due = number + 1 - self._saved_at >= self.config.checkpoint_interval
+                due = self.cores_changed() or number + 1 - self._saved_at >= self.config.checkpoint_interval
                 if due and number + 1 < self.config.max_rounds:  # the last one is saved at the end
                     self._save()
                 if self.push:

@@ -29,10 +29,14 @@ EVALUATED = {"held_out": 0.125, "held_out_style_blind": 0.5}
 
 
 def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
-    parts = {name: more.pop(name, None) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate")}
+    parts = {name: more.pop(name, None) for name in ("policy", "trainer", "checkpoints", "stop", "evaluate", "cores_changed")}
     settings = replace(Config(node_id=node_id, max_rounds=5, own_count=2, group_size=4), **more)
     learner = Learner(
-        StandInTasks(node_id), parts["policy"] or StandInPolicy(), parts["trainer"] or StandInTrainer(), parts["evaluate"]
+        StandInTasks(node_id),
+        parts["policy"] or StandInPolicy(),
+        parts["trainer"] or StandInTrainer(),
+        parts["evaluate"],
+        parts["cores_changed"] or (lambda: False),
     )
     checkpoints = parts["checkpoints"] or StandInCheckpoints()
     member = member_of(store, tmp_path, node_id, clock)
@@ -150,13 +154,34 @@ def test_a_stop_leaves_the_round_as_if_it_had_not_begun(tmp_path: Path) -> None:
     assert [row["round"] for row in finish(again)] == [0, 1, 2, 3, 4]
 
 
+class Recording(StandInCheckpoints):
+    """Appends the round of each checkpoint to `saved_rounds`."""
+
+    def __init__(self, saved_rounds: list[int]) -> None:
+        super().__init__()
+        self.saved_rounds = saved_rounds
+
+    def save(self, round: int, node_state: Any, trainer_state: Any) -> Path | None:
+        self.saved_rounds.append(round)
+        return super().save(round, node_state, trainer_state)
+
+
+def test_a_change_of_threads_is_saved_at_once(tmp_path: Path) -> None:
+    saved, changes = list[int](), iter([False, True, False, False, True])
+    worker = make(
+        MemoryStore(),
+        tmp_path,
+        VirtualClock(),
+        checkpoints=Recording(saved),
+        checkpoint_interval=3,
+        cores_changed=lambda: next(changes),
+    )
+    worker.run()
+    assert saved == [2, 5], "after the change, and at the end"
+
+
 def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_are_skipped(tmp_path: Path) -> None:
     saved, evaluated = [], []
-
-    class Recording(StandInCheckpoints):
-        def save(self, round: int, node_state: Any, trainer_state: Any) -> Path | None:
-            saved.append(round)
-            return super().save(round, node_state, trainer_state)
 
     def evaluate() -> dict[str, float]:
         evaluated.append(worker.trainer.policy_version)
@@ -166,7 +191,7 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
         MemoryStore(),
         tmp_path,
         VirtualClock(),
-        checkpoints=Recording(),
+        checkpoints=Recording(saved),
         evaluate=evaluate,
         max_rounds=12,
         checkpoint_interval=4,

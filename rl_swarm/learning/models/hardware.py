@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rl_swarm.clock import Clock
 from rl_swarm.errors import ModelError
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import python
@@ -29,6 +30,7 @@ LARGE_FROM_GB = 40.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers
 MOST_BYTES = 2**31 - 1  # that glibc takes as a threshold
 
+EMPTIER_SECONDS = 60.0  # with fewer workers, before the others take their cores
 PROBE_SECONDS = 120
 # Large enough for the kernels that real layers use: tiny products take another path and prove nothing.
 _PROBE = """
@@ -90,12 +92,40 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, MOST_BYTES)
 
 
-def share_cores(workers: int) -> None:
-    """Compute with this process's share of the cores of so many workers, unless the user has chosen a number of threads."""
-    import torch
+class SharedCores:
+    """Keep the threads of this process at its share of the cores while `workers`, counted on this machine, come and go.
 
-    if not threads.given(os.environ):
-        torch.set_num_threads(threads.share(workers))
+    The number falls at once. It rises after a minute with fewer workers: one that restarts comes back soon. A number that the user
+    has chosen stays.
+    """
+
+    def __init__(self, workers: Callable[[], int], clock: Clock, say: Callable[[str], None]) -> None:
+        self._workers, self._clock, self._say = workers, clock, say
+        self._fewer_since: float | None = None
+
+    def begin(self) -> None:
+        import torch
+
+        if not threads.given(os.environ):
+            torch.set_num_threads(threads.share(self._workers()))
+
+    def changed(self) -> bool:
+        """Adapt the number of threads. Call it between two rounds, and save after a change: sums differ in their last bits."""
+        import torch
+
+        if threads.given(os.environ):
+            return False
+        workers, used, now = self._workers(), torch.get_num_threads(), self._clock.monotonic()
+        share = threads.share(workers)
+        if share <= used:
+            self._fewer_since = None
+        elif self._fewer_since is None:
+            self._fewer_since = now
+        if share == used or (self._fewer_since is not None and now < self._fewer_since + EMPTIER_SECONDS):
+            return False
+        torch.set_num_threads(share)
+        self._say(f"threads: {share} instead of {used}; workers on the {threads.cores()} cores of this machine: {workers}")
+        return True
 
 
 def resume_threads(saved: int, say: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ from rl_swarm.processes import threads
 from rl_swarm.rollout import Question
 from rl_swarm.swarm.experiment import public_model
 from tests.support import tiny_models
+from tests.support.clocks import VirtualClock
 from tests.support.hub_stub import TOKEN, point_at
 from tests.support.hub_stub import hub as stub_hub
 
@@ -346,6 +347,37 @@ def test_a_checkpoint_is_resumed_with_its_number_of_threads_or_the_change_is_ann
     finally:
         torch.set_num_threads(1)
     assert said == ([f"threads: 1, until this checkpoint {saved}: sums may differ in their last bits"] if says else [])
+
+
+def test_threads_follow_the_workers_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in threads.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    clock, running, said = VirtualClock(), [1], list[str]()
+    cores = hardware.SharedCores(lambda: running[0], clock, said.append)
+
+    def after(workers: int, seconds: float) -> tuple[bool, int]:
+        running[0] = workers
+        clock.sleep(seconds)
+        return cores.changed(), torch.get_num_threads()
+
+    try:
+        cores.begin()
+        assert torch.get_num_threads() == 4
+        assert after(2, 1) == (True, 2), "fewer at once"
+        assert after(2, 1) == (False, 2)
+        assert after(1, 1) == (False, 2), "the other one may restart"
+        assert after(2, hardware.EMPTIER_SECONDS) == (False, 2), "and does"
+        assert after(1, 1) == (False, 2)
+        assert after(1, hardware.EMPTIER_SECONDS) == (True, 4)
+        assert said == [
+            "threads: 2 instead of 4; workers on the 4 cores of this machine: 2",
+            "threads: 4 instead of 2; workers on the 4 cores of this machine: 1",
+        ]
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        assert after(4, 1) == (False, 4), "the user's own number wins"
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_hf_token_serves_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
