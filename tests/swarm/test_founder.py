@@ -173,17 +173,18 @@ def test_forged_documents_leave_the_weights_of_nano_as_they_are(tmp_path: Path) 
         (tmp_path / name).mkdir()
         swarm = LocalSwarm(tmp_path / name, **settings | nano)
         swarm.program = ("rl_swarm.cli", "node")
-        if kept:  # a whole checkpoint, which the stranger says is the node's own
-            planted = swarm.folder / LAYOUT.checkpoint(5, "w0")
-            planted.parent.mkdir(parents=True)
-            shutil.copy(kept[0] / "round_000005.pt", planted)
+        if kept:  # a whole checkpoint, with the document of the key that signed it: not the key of this node
+            for key in (LAYOUT.checkpoint(5, "w0"), LAYOUT.endorsement(5, "w0")):
+                planted = swarm.folder / key
+                planted.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(tmp_path / "quiet" / swarm.folder.relative_to(tmp_path / "attacked") / key, planted)
         try:
             found.append(play(swarm, tmp_path / name, name == "attacked", ("w0",)))
         finally:
             swarm.close()
         kept += (tmp_path / name).glob("home of w0/trial-*/w0/checkpoints")
     assert found[0] == found[1] and found[0]["w0"][-1][4] > 0, "the policy has changed, and in the same steps"
-    assert "this node signs, and nothing signed says that the checkpoint is its own" in swarm.console("w0")
+    assert "checkpoint was not used" in swarm.console("w0") and "is not signed with this node's key" in swarm.console("w0")
     quiet, attacked = (checkpoint.read(folder / "round_000006.pt", 6)[1]["model"] for folder in kept)
     assert quiet.keys() == attacked.keys() and all(torch.equal(quiet[name], attacked[name]) for name in quiet)
 

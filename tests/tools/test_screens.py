@@ -32,6 +32,7 @@ def check_fits(screen: str, width: int, height: int) -> None:
 @pytest.mark.parametrize(("command", "width", "height"), [("swarm", 80, 24), ("demo", 120, 40)])
 def test_a_swarm_from_its_start_to_ctrl_c_and_on(tmp_path: Path, command: str, width: int, height: int) -> None:
     settings = environment(tmp_path, EXPERIMENT_NAME="first", MODEL_NAME="nano", MAX_ROUNDS="500", COORDINATOR_ROUND_INTERVAL="20")
+    settings["NUM_TRAIN_SAMPLES"] = "32"  # a first round that lasts long enough to be seen
     typed = [*COMMAND, command, "--workers", "2"]
     with Terminal(typed, settings, tmp_path, width, height) as terminal:
         screen = terminal.wait_for("worker_2 ", 20)
