@@ -10,6 +10,7 @@ from rl_swarm.config import SETTINGS, is_text
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import visible
 
+NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 shows the help by itself
 EVERYTHING = "rl_swarm.help_all"  # marks a context whose help shows every setting
 
 
@@ -103,9 +104,18 @@ class Commands(click.Group):
             for argument in args[0] if args else sys.argv[1:]:
                 if not is_text(argument):
                     raise ConfigError(f"an argument is not valid UTF-8, got {argument!r}: type it again")
-            return super().main(*args, **({"prog_name": "rl-swarm"} | kwargs))
+            code = super().main(*args, **({"prog_name": "rl-swarm"} | kwargs | {"standalone_mode": False}))
+            sys.exit(code if isinstance(code, int) else 0)
         except SwarmError as error:
             _end(error)
+        except click.UsageError as error:
+            if isinstance(error, NO_COMMAND):
+                error.show()  # the help
+                sys.exit(error.exit_code)
+            _end(ConfigError(f"{error.format_message().rstrip('.')}: {_try(error)}"))
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
         except ImportError as error:
             from rl_swarm.learning.engine.libraries import explained
 
@@ -118,6 +128,10 @@ class Commands(click.Group):
         for title, commands in self.groups.items():
             for number, each in enumerate(each for each in commands if not each.hidden):
                 formatter.write(f"{'' if number else title:<7}{each.name:<12}{each.get_short_help_str(limit=60)}\n")
+
+
+def _try(error: click.UsageError) -> str:
+    return f"see {error.ctx.command_path if error.ctx else 'rl-swarm'} --help"
 
 
 def _end(error: SwarmError) -> NoReturn:

@@ -129,9 +129,10 @@ class Moment:
     def complete(self) -> bool:
         return self.status == "complete"
 
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(node.last.tokens_per_s for node in self.nodes if node.last and not node.ended)
+    def tokens_per_s(self, now: float) -> float:
+        """Written by the nodes that are at work."""
+        there = (node for node in self.nodes if not node.ended and node.silent_seconds(now) is None)
+        return sum(node.last.tokens_per_s for node in there if node.last)
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate from the pace of the last rounds; None if there is no pace yet."""
@@ -145,7 +146,7 @@ class Moment:
     def as_dict(self, now: float) -> dict[str, Any]:
         """The document that `status --json` prints: all but the rewards and texts of single rounds."""
         said = {name: value for name, value in asdict(self).items() if name not in ("curve", "good", "other", "last_round_at")}
-        said |= {"seconds_left": self.seconds_left(now), "tokens_per_s": self.tokens_per_s}
+        said |= {"seconds_left": self.seconds_left(now), "tokens_per_s": self.tokens_per_s(now)}
         for document, node in zip(said["nodes"], self.nodes, strict=True):
             last, _, _ = (document.pop(name) for name in ("last", "ends", "interval"))
             document["reward_mean"], document["reward"] = node.reward, last.reward if last else None

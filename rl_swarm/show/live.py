@@ -137,7 +137,7 @@ def plain_line(moment: Moment, now: float) -> str:
     """The run in one line."""
     recent = [reward for _, reward in moment.curve[-MEAN_ROUNDS:]]
     reward = [f"reward {number(fmean(recent))} (mean of the last {len(recent)} rounds)"] if recent else []
-    return ", ".join([_rounds(moment), *reward, *_rates(moment), _crowd(moment, now), _time_left(moment, now)])
+    return ", ".join([_rounds(moment), *reward, *_rates(moment, now), _crowd(moment, now), _time_left(moment, now)])
 
 
 def status_view(moment: Moment, now: float, width: int) -> Group:
@@ -187,16 +187,16 @@ def _header(moment: Moment, now: float) -> list[RenderableType]:
         done = min(moment.rounds_done, moment.max_rounds)
         bar = ProgressBar(total=moment.max_rounds, completed=done, complete_style="cyan", finished_style="green")
     grid.add_row(title, bar, Text(_time_left(moment, now) if moment.status == "running" else ""))
-    return [grid, _one_line(", ".join([_crowd(moment, now), *_rates(moment)]), "dim")]
+    return [grid, _one_line(", ".join([_crowd(moment, now), *_rates(moment, now)]), "dim")]
 
 
 def _rounds(moment: Moment) -> str:
     return f"{moment.rounds_done} of {moment.max_rounds} rounds" if moment.max_rounds else f"{moment.rounds_done} rounds"
 
 
-def _rates(moment: Moment) -> list[str]:
-    pace = [f"{number(moment.pace, 1)} s a round"] if moment.pace is not None else []
-    return pace + ([f"{moment.tokens_per_s:.0f} tokens/s"] if moment.tokens_per_s else [])
+def _rates(moment: Moment, now: float) -> list[str]:
+    pace, speed = [f"{number(moment.pace, 1)} s a round"] if moment.pace is not None else [], moment.tokens_per_s(now)
+    return pace + ([f"{speed:.0f} tokens/s"] if speed else [])
 
 
 def _crowd(moment: Moment, now: float) -> str:
