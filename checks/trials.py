@@ -1,0 +1,215 @@
+"""Which settings keep and add knowledge? Small runs of nano on pilot seeds, which are never reported.
+
+    python -m checks.trials STUDY [--seeds 2] [--parallel 2] [--output trials.jsonl]
+
+A study is a list of trials: swarms of the shipped loop that differ in a few settings, or in a variant of the update that no setting
+reaches. Each finished run is a line of the output file: started again, the command goes on. `docs/LOG.md` says what came out.
+"""
+
+import argparse
+import copy
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from unittest.mock import patch
+
+from rl_swarm.reproduce.plan import PILOT_SEEDS, Arm, Cell, Split, versions
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+NANO = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "TASKS": "easy"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    name: str
+    own: int = 8
+    external: int = 0
+    nodes: int = 1
+    rounds: int = 240
+    settings: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+
+
+def alone(name: str, rounds: int = 240, own: int = 8, variant: str = "", **settings: str) -> Trial:
+    return Trial(name, own=own, rounds=rounds, settings=settings, variant=variant)
+
+
+def swarm(own: int, external: int, nodes: int, rounds: int = 300, variant: str = "", **settings: str) -> Trial:
+    more = "".join(f" {key.lower()} {value}" for key, value in settings.items()) + (f" {variant}" if variant else "")
+    return Trial(f"{own}/{external} × {nodes}{more}, {rounds} rounds", own, external, nodes, rounds, settings, variant)
+
+
+STUDIES = {
+    "schedule": [alone(f"{kind}", LEARNING_RATE_SCHEDULE=kind) for kind in ("constant", "linear", "cosine")],
+    "rate": [alone(f"linear from {rate}", LEARNING_RATE=rate) for rate in ("1e-4", "2e-4", "3e-4", "5e-4", "1e-3")],
+    "variant": [
+        alone("as it is"),
+        *(
+            alone(name, variant=name)
+            for name in ("no standard deviation", "betas 0.9 0.95", "clip 0.2", "averaged weights", "two steps a batch", "KL 0.02")
+        ),
+    ],
+    "own": [alone(f"I {own}", own=own, rounds=rounds) for own, rounds in ((8, 240), (8, 800), (16, 400), (32, 240))],
+    "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
+    "demo": [
+        swarm(own, external, nodes, rounds, LEARNING_RATE=rate)
+        for own, external, nodes, rounds in ((4, 12, 4, 250), (8, 24, 4, 150), (8, 8, 2, 300))
+        for rate in ("3e-4", "5e-4")
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    trial: str
+    seed: int
+    held_out: float
+    in_form: float
+    style_blind: float
+    base_in_form: float
+    questions: int
+    cumulative: float
+    tokens: int
+    seconds: float
+
+
+def run(trial: Trial, seed: int) -> Outcome:
+    from rl_swarm.reproduce.cell import run_cell
+
+    settings = {**NANO, "EVAL_INTERVAL": str(trial.rounds), "ROLLOUT_FETCH_MAX_PEERS": "100", **trial.settings}
+    arm = Arm(trial.name, Split(trial.own, trial.external), trial.nodes)
+    with varied(trial.variant, trial.rounds):
+        result = run_cell(Cell(arm, seed, trial.rounds, settings, versions()))
+    found, before = result.measures, result.before
+    assert before is not None
+    return Outcome(
+        trial.name,
+        seed,
+        found["held_out"],
+        found["held_out_in_form"],
+        found["held_out_style_blind"],
+        before.held_out_in_form,
+        before.held_out_questions,
+        found["cumulative"],
+        found["tokens_generated"],
+        result.seconds,
+    )
+
+
+@contextmanager
+def varied(name: str, rounds: int) -> Iterator[None]:
+    """Change the update in one way that no setting reaches."""
+    if not name:
+        yield
+        return
+    import torch
+
+    from rl_swarm.learning import grpo, trainer
+    from rl_swarm.learning.engine.forward import PaddedReader
+
+    class Varied(trainer.Trainer):
+        def __init__(self, policy: Any, *arguments: Any, **more: Any) -> None:
+            super().__init__(policy, *arguments, **more)
+            self.done, self.sums = 0, None
+            if name.startswith("betas"):
+                self._optimizer.param_groups[0]["betas"] = tuple(map(float, name.split()[1:]))
+            self.base = PaddedReader(copy.deepcopy(policy.model), policy.temperature, policy.pad_id)
+
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
+            figures = super().update(batch, rate_share)
+            if name == "two steps a batch" and figures["tokens_trained"]:
+                figures = super().update(batch, rate_share)
+            self.done += 1
+            if name == "averaged weights" and self.done > 0.8 * rounds:
+                self._average(self.done == rounds)
+            return figures
+
+        def _average(self, last: bool) -> None:
+            with torch.no_grad():
+                if self.sums is None:
+                    self.sums, self.count = [torch.zeros_like(each) for each in self._parameters], 0
+                for total, parameter in zip(self.sums, self._parameters, strict=True):
+                    total.add_(parameter)
+                self.count += 1
+                if last:
+                    for total, parameter in zip(self.sums, self._parameters, strict=True):
+                        parameter.copy_(total / self.count)
+
+        def _backward(self, passages: Any, reading: Any, tokens: int) -> dict[str, float]:
+            """With KL: the k3 estimate of the distance to the base model, on the tokens trained on."""
+            if name.startswith("KL"):
+                with torch.no_grad():
+                    [(rows, base)] = self.base.parts(passages, 1 << 30)
+                back = torch.tensor([rows.index(row) for row in range(len(rows))])
+                gap_BT = (base.logprobs_BT[back] - reading.logprobs_BT) * reading.mask_BT
+                distance = float(name.split()[1]) * (gap_BT.exp() - gap_BT - 1).sum() / tokens
+                distance.backward(retain_graph=True)
+            return super()._backward(passages, reading, tokens)
+
+    def plain_advantages(rewards_G: Any) -> Any:
+        return rewards_G - rewards_G.mean()
+
+    patches = [patch("rl_swarm.node.learner.Trainer", Varied)]
+    if name == "no standard deviation":
+        patches.append(patch.object(grpo, "group_advantages", plain_advantages))
+    if name.startswith("clip"):
+        patches.append(patch.object(trainer, "MAX_GRAD_NORM", float(name.split()[1])))
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def table(outcomes: Sequence[Outcome], trials: Sequence[Trial]) -> str:
+    """Means over the seeds, and the worst seed."""
+    lines = [
+        "| trial | seeds | held-out | worst | in the form | style-blind | cumulative | tokens written | seconds |",
+        "|" + "---|" * 9,
+    ]
+    for trial in trials:
+        found = [each for each in outcomes if each.trial == trial.name]
+        if found:
+            shares = [fmean(getattr(each, name) for each in found) for name in ("held_out", "in_form", "style_blind")]
+            worst = min(each.held_out for each in found)
+            rest = f"{fmean(each.cumulative for each in found):.1f} | {fmean(each.tokens for each in found):,.0f}"
+            figures = f"{shares[0]:.1%} | {worst:.1%} | {shares[1]:.1%} | {shares[2]:.1%} | {rest}"
+            lines.append(f"| {trial.name} | {len(found)} | {figures} | {fmean(each.seconds for each in found):.0f} |")
+    base = next((each.base_in_form for each in outcomes), None)
+    return "\n".join([*lines, f"base in the form {base:.1%}" if base is not None else ""])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--output", type=Path, default=Path("trials.jsonl"))
+    options = parser.parse_args(arguments)
+    trials = STUDIES[options.study]
+    done = [Outcome(**json.loads(line)) for line in options.output.read_text().splitlines()] if options.output.exists() else []
+    known = {(each.trial, each.seed) for each in done}
+    jobs = [(trial, seed) for seed in PILOT_SEEDS[: options.seeds] for trial in trials if (trial.name, seed) not in known]
+    os.environ.update(ONE_THREAD)
+    with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as pool, options.output.open("a") as file:
+        for number, ready in enumerate(as_completed([pool.submit(run, *job) for job in jobs]), 1):
+            done.append(ready.result())
+            file.write(json.dumps(asdict(done[-1])) + "\n")
+            file.flush()
+            print(f"{number} of {len(jobs)}: {done[-1]}", file=sys.stderr, flush=True)
+    print(table(done, trials))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
