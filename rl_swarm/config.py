@@ -20,6 +20,8 @@ from rl_swarm.errors import ConfigError
 T = TypeVar("T")
 Parser = Callable[[str], T]  # raises ValueError with "what is wrong: the remedy"
 
+PREFIXES = {"none": "", "answer": "<answer>", "think": "<think>"}
+SCHEDULES = ("linear", "cosine", "constant")
 DEFAULT_STORE = "./rl-swarm-data"
 ALONE = "alone"  # the folder of nodes without a store, and the default name of their experiment
 MOST_ROUNDS = 10**6  # two years of one-minute rounds; names in the store have room for that many digits
@@ -41,6 +43,7 @@ class Setting:
     meaning: str
     secret: bool = False
     shared: bool = False  # published in experiment.json; nodes that join take it from there unless they set their own
+    of_model: bool = False  # shared, but not taken by a node that trains another model
     alias: str = ""  # an older name of the variable
 
     @property
@@ -128,6 +131,7 @@ def setting(variable: str, default: Any, parse: Parser[Any], meaning: str, **mor
 
 
 shared = partial(setting, shared=True)
+of_model = partial(setting, shared=True, of_model=True)
 
 
 @dataclass(frozen=True)
@@ -148,8 +152,20 @@ class Config:
     external_count: int = shared("NUM_TRANSPLANT_TREES", 0, integer(0, MOST_EXTERNAL), "J: rollouts per round sampled from peers")
     group_size: int = shared("NUM_GENERATIONS", 8, GROUP, "G: completions per question")
     max_stages: int = setting("MAX_STAGES", 1, integer(1, 1, why="leave it out"), "stages per round; only 1 is supported")
-    max_new_tokens: int = setting("MAX_NEW_TOKENS", 256, integer(1, MOST_TOKENS), "longest completion, in tokens")
-    learning_rate: float = setting("LEARNING_RATE", 1e-5, number(0, 100), "step size of Adam; 0 freezes the model")
+    max_new_tokens: int = of_model("MAX_NEW_TOKENS", 256, integer(1, MOST_TOKENS), "longest completion, in tokens")
+    learning_rate: float = of_model("LEARNING_RATE", 1e-5, number(0, 100), "step size of Adam at its highest; 0 freezes the model")
+    schedule: str = shared(
+        "LEARNING_RATE_SCHEDULE", "linear", choice(*SCHEDULES), "how the learning rate falls until MAX_ROUNDS, or that it does not"
+    )
+    prompt_examples: int = of_model(
+        "PROMPT_EXAMPLES", 0, integer(0, 16, why="each makes every prompt longer"), "answered questions shown in every prompt"
+    )
+    prefix: str = of_model(
+        "COMPLETION_PREFIX", "none", choice(*PREFIXES), "tag that every completion begins with: <answer>, <think> or none"
+    )
+    format_reward: float = shared(
+        "FORMAT_REWARD", 0.0, number(0, 1), "added in training for an <answer>, right or wrong; never counted in reward"
+    )
     temperature: float = setting("TEMPERATURE", 1.0, TEMPERATURE, "sampling temperature")
     top_p: float = setting("TOP_P", 1.0, number(0, 1, above=True), "share of the probability to sample from")
     correction: str = setting(
@@ -182,7 +198,7 @@ class Config:
     archive_path: str = setting("ROLLOUT_ARCHIVE_PATH", "archives/", text, "where archived rollouts go")
     compression: str = setting("ROLLOUT_COMPRESSION", "none", choice("none"), "compression of rollout files")
     checkpoint_interval: int = setting("CHECKPOINT_INTERVAL", 10, ROUNDS, "rounds between checkpoints")
-    eval_interval: int = setting("EVAL_INTERVAL", 20, ROUNDS_OR_NONE, "rounds between held-out evaluations; 0 for none")
+    eval_interval: int = setting("EVAL_INTERVAL", 100, ROUNDS_OR_NONE, "rounds between held-out evaluations; 0 for none")
     test_mode: bool = setting("TEST_MODE", False, boolean, "quick check: 3 rounds, I=4, G=4 unless set otherwise")
     cpu_only: bool = setting("CPU_ONLY", False, boolean, "use the CPU even if there is a GPU")
     dtype: str = setting("DTYPE", "auto", choice("auto", "float32", "bfloat16", "float16"), "number format of the weights")
@@ -265,11 +281,12 @@ def load(
     """Build a Config. `flags` has field names as keys and None for a flag that was not given; `shared` has variables."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for field_name, item in SETTINGS.items():
+    for field_name, item in SETTINGS.items():  # MODEL_NAME comes before those that depend on it
+        of_another = item.of_model and not _same_model(values.get("model"), (shared or {}).get("MODEL_NAME"))
         for source, raw in (
             ("command line", (flags or {}).get(field_name)),
             ("environment", environment.get(item.variable, environment.get(item.alias))),
-            ("experiment", (shared or {}).get(item.variable)),
+            ("experiment", None if of_another else (shared or {}).get(item.variable)),
         ):
             if raw is not None:
                 value = read(item.variable, item.parse, raw, hidden=item.secret)  # checked even if a stronger source wins
@@ -361,6 +378,11 @@ def _check_together(config: Config) -> None:
             f"ROLLOUT_KEEP_LAST_N_ROUNDS must exceed ROLLOUT_WINDOW_ROUNDS ({config.window}), got {config.keep_rounds}: "
             "peers still read those rounds"
         )
+
+
+def _same_model(ours: str | None, theirs: str | None) -> bool:
+    """Whether two nodes train the same model. An experiment knows only the last part of a folder's name."""
+    return ours is not None and theirs is not None and ours.rstrip("/").rpartition("/")[2] == theirs.rpartition("/")[2]
 
 
 def old_name(variable: str) -> str:

@@ -48,6 +48,7 @@ class Completion:
     tokens: int = 0
     logprob: float | None = None
     token_ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    bonus: float = field(default=0.0, compare=False)  # for its form, in training alone; never part of a reward that is reported
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,17 @@ class Rollout:
         return [completion.reward for completion in self.completions]
 
     @property
+    def values(self) -> list[float]:
+        """What the completions are compared by in training: the rewards, and the bonus for the form if there is one."""
+        return [completion.reward + completion.bonus for completion in self.completions]
+
+    @property
     def informative(self) -> bool:
-        """Whether the rewards differ enough to say which completion was better (arXiv:2509.08721 §5 drops the rest).
+        """Whether the values differ enough to say which completion was better (arXiv:2509.08721 §5 drops the rest).
 
         Compares the range, not the standard deviation, so that the size of the group does not matter. Floors and crumbs of partial
         credit closer together than the tolerance teach nothing."""
-        return max(self.rewards) - min(self.rewards) >= TOLERANCE
+        return max(self.values) - min(self.values) >= TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from rl_swarm.learning.trainer import Trainer
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
 from rl_swarm.tasks import Tasks, parse_tasks
-from rl_swarm.tasks.styles import STYLES, style_blind_score, style_of
+from rl_swarm.tasks.styles import STYLES, in_tags, style_of
 
 QUESTIONS, COMPLETIONS = 600, 8  # measured
+HELD_OUT = 80  # questions that were kept out of its training, the first of those that a swarm holds out
 ROUNDS, OWN, GROUP, LEARNING_RATE = 60, 8, 8, 3e-4  # of reinforcement learning, alone
 
 TEXT = """# nano
@@ -79,7 +80,7 @@ class Measured:
 
 
 def measure(policy: Policy, seed: int) -> Measured:
-    tasks = Tasks(parse_tasks("easy"), seed=seed, node_id="nano card")
+    tasks = Tasks(parse_tasks("easy"), seed=seed, node_id="nano card", held_out=HELD_OUT)
     asked, held_out = tasks.draw(QUESTIONS), tasks.held_out()
     groups = policy.answer(asked, COMPLETIONS, seed)
     sampled = [(question, done.text) for question, group in zip(asked, groups, strict=True) for done in group]
@@ -87,7 +88,7 @@ def measure(policy: Policy, seed: int) -> Measured:
     unseen = list(zip(held_out, policy.greedy(held_out), strict=True))
 
     def blind(question: Question, text: str) -> float:
-        return style_blind_score(tasks.score, question, text)
+        return tasks.score(question, in_tags(text))
 
     def correct(score: Callable[[Question, str], float], pairs: list[tuple[Question, str]], task: str) -> float:
         return mean(score(*pair) > 0.99 for pair in pairs if pair[0].task == task)
@@ -112,7 +113,7 @@ def measure(policy: Policy, seed: int) -> Measured:
 
 def reinforce(policy: Policy, seed: int) -> None:
     """Train the policy in place as a node alone does, J = 0."""
-    tasks = Tasks(parse_tasks("easy"), seed=seed, node_id="nano alone")
+    tasks = Tasks(parse_tasks("easy"), seed=seed, node_id="nano alone", held_out=HELD_OUT)
     trainer = Trainer(policy, LEARNING_RATE)
     for number in range(ROUNDS):
         asked = tasks.draw(OWN)

@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout, installed or not
 
-from nano_card import card, measure, reinforce
+from nano_card import HELD_OUT, card, measure, reinforce
 
 from rl_swarm.learning.models import resolve_nano_folder
 from rl_swarm.learning.policy import Policy
@@ -91,7 +91,9 @@ def training_questions(seed: int) -> dict[str, list[Question]]:
     """Questions by task, as many short streams draw them: easy ones come up as often as a node meets them."""
     drawn: dict[str, list[Question]] = {}
     for teacher in range(TEACHERS):
-        for question in Tasks(parse_tasks("easy"), seed=seed, node_id=f"nano teacher {teacher}").draw(QUESTIONS_EACH):
+        for question in Tasks(parse_tasks("easy"), seed=seed, node_id=f"nano teacher {teacher}", held_out=HELD_OUT).draw(
+            QUESTIONS_EACH
+        ):
             drawn.setdefault(str(question.task), []).append(question)
     say(f"{TEACHERS * QUESTIONS_EACH:,} questions, {distinct(drawn):,} distinct")
     return drawn

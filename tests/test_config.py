@@ -184,3 +184,17 @@ def test_the_program_ends_with_code_2_and_one_line(
     out, line = capsys.readouterr()
     assert ended.value.code == 2, line
     assert says in line and line.count("\n") == 1 and out == ""
+
+
+def test_settings_of_the_experiments_model_are_not_taken_for_another_one() -> None:
+    shared = {"MODEL_NAME": "nano", "LEARNING_RATE": "0.002", "MAX_NEW_TOKENS": "16"}
+    for environment, rate, tokens in (
+        ({}, 0.002, 16),
+        ({"MODEL_NAME": "nano"}, 0.002, 16),
+        ({"MODEL_NAME": "nano", "LEARNING_RATE": "0.1"}, 0.1, 16),
+        ({"MODEL_NAME": "Qwen/Qwen3-0.6B"}, 1e-5, 256),
+    ):
+        config = load(environment, {}, shared)
+        assert (config.learning_rate, config.max_new_tokens) == (rate, tokens)
+    folder = load({"MODEL_NAME": "/models/mine/"}, {}, {"MODEL_NAME": "./mine", "MAX_NEW_TOKENS": "16"})
+    assert folder.max_new_tokens == 16, "an experiment knows only the last part of a folder's name"

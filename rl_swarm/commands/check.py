@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,9 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
 @click.option("--seconds", type=decimal(1, MOST_SECONDS), default=120.0, help="how long to look")
 @json_option
 def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
-    """Find the tasks that this model can learn from.
+    """Find tasks and a prompt that a model can learn from.
 
-    Tries tasks and difficulty levels, and prints the TASKS value to use.
+    Tries ways to prompt it, tasks and difficulty levels, and prints the settings to use.
     """
     loaded = load_settings(flags)
     check_libraries()
@@ -64,12 +65,24 @@ def probe(seconds: float, as_json: bool, **flags: str | None) -> None:
     named = parse_tasks(loaded.tasks)
     click.echo(f"loading {loaded.model}, then asking it for {seconds:g} s", err=True)
     warm_up()
+    from rl_swarm.learning.models.hardware import choose_device
     from rl_swarm.node.learner import load_policy
-    from rl_swarm.tools.probe import Probe
+    from rl_swarm.tools.probe import CPU_TOKENS, PROMPT_SHARE, Probe
+    from rl_swarm.tools.prompts import prompted, ways_to_try
 
-    look = Probe(named, load_policy(loaded), group_size=loaded.group_size, seed=loaded.seed, clock=SystemClock())
+    slow = choose_device(loaded.cpu_only) == "cpu" and not loaded.explicit("max_new_tokens")
+    cut = CPU_TOKENS if slow and loaded.max_new_tokens > CPU_TOKENS else None
+    if cut:
+        click.echo(f"on a CPU completions are cut after {cut} tokens, to see more: set MAX_NEW_TOKENS for longer ones", err=True)
+        loaded = replace(loaded, max_new_tokens=cut)
+    ways, clock = ways_to_try(loaded), SystemClock()
+    policy = load_policy(replace(loaded, prompt_examples=0, prefix="none"))
+    began = clock.monotonic()
+    look = Probe(named, policy, group_size=loaded.group_size, seed=loaded.seed, clock=clock)
     with make_console(stderr=True).status("") as status:
-        found = look.run(seconds, status.update)
+        if len(ways) > 1 or ways[0].settings:
+            look.choose_prompt(prompted(policy, ways, named), PROMPT_SHARE * seconds, status.update)
+        found = replace(look.run(seconds - (clock.monotonic() - began), status.update), max_new_tokens=cut)
     print_result(as_json, found.as_dict(), lambda: found.view)
 
 

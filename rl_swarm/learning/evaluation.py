@@ -1,14 +1,22 @@
-"""Greedy pass@1 on the held-out questions, which nobody trains on: as the verifier sees it, and style-blind.
+"""Greedy pass@1 on the held-out questions, which nobody trains on, read in three ways.
 
-Both stand side by side, so that learning to write `<answer>…</answer>` is never sold as learning to reason.
+    held_out               as the verifier reads: what is rewarded
+    held_out_style_blind   a right answer in any form: what the model knows
+    held_out_in_form       with the completion made to begin with `<answer>`: what it knows in the form that is rewarded
+
+All three stand side by side, so that finding the form is never sold as learning to reason.
 """
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from rl_swarm.config import PREFIXES
 from rl_swarm.learning.policy import Policy
 from rl_swarm.tasks import PASS, Tasks
-from rl_swarm.tasks.styles import style_blind_score
+from rl_swarm.tasks.styles import in_tags
+
+FORM = PREFIXES["answer"]
 
 
 class HeldOut:
@@ -18,16 +26,22 @@ class HeldOut:
         self.tasks, self.policy, self.questions = tasks, policy, tasks.held_out()
 
     def __call__(self) -> dict[str, Any]:
-        texts = self.policy.greedy(self.questions)
-        asked = list(zip(self.questions, texts, strict=True))
-        passed = [self.tasks.score(question, text) >= PASS for question, text in asked]
-        known = [style_blind_score(self.tasks.score, question, text) >= PASS for question, text in asked]
+        plain = self.policy.greedy(self.questions)
+        begun = plain if self.policy.prompting.prefix == FORM else self.policy.greedy(self.questions, FORM)
+        readings = [(text, in_tags(text), formed) for text, formed in zip(plain, begun, strict=True)]
+        passed, known, formed = zip(*self._right(readings), strict=True)
         by_task: dict[str, list[bool]] = {}
-        for question, correct in zip(self.questions, passed, strict=True):
-            by_task.setdefault(question.task or "", []).append(correct)
+        for question, right in zip(self.questions, passed, strict=True):
+            by_task.setdefault(question.task or "", []).append(right)
         return {
             "held_out": fmean(passed),
             "held_out_style_blind": fmean(known),
+            "held_out_in_form": fmean(formed),
             "held_out_by_task": {task: fmean(results) for task, results in sorted(by_task.items())},
-            "held_out_questions": len(asked),
+            "held_out_questions": len(self.questions),
         }
+
+    def _right(self, readings: Sequence[Sequence[str]]) -> list[list[bool]]:
+        """Whether each reading of each answer gets the full reward."""
+        scores = self.tasks.score_groups(list(zip(self.questions, readings, strict=True)))
+        return [[score >= PASS for score in group] for group in scores]

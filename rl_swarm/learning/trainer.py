@@ -41,7 +41,7 @@ class Trainer:
         correction: str = "guarded",
         use_threads: Callable[[int], None] = torch.set_num_threads,
     ) -> None:
-        self._policy, self._use_threads = policy, use_threads
+        self._policy, self._learning_rate, self._use_threads = policy, learning_rate, use_threads
         self._parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise ModelError(f"no parameter of {policy.name or 'the model'} is trainable: choose another MODEL_NAME")
@@ -52,12 +52,13 @@ class Trainer:
         self._correction = make_correction(correction, policy.model.config.get_text_config().vocab_size)
         self.policy_version = 0
 
-    def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, batch: Sequence[Rollout], rate_share: float = 1.0) -> dict[str, float]:
         """Take one step on the informative rollouts of the batch, if there are any; return the figures of the update.
 
-        Entropy is the mean over the tokens trained on, `weight_mean` the mean over external completions, and `weight_mean_negative`
-        the mean over those with a negative advantage. A figure that was not measured is missing. Of the `external_weighed`
-        completions that might have taught something, `external_discounted` had weight 0.
+        The step has `rate_share` of the learning rate. Entropy is the mean over the tokens trained on, `weight_mean` the mean over
+        external completions, and `weight_mean_negative` the mean over those with a negative advantage. A figure that was not
+        measured is missing. Of the `external_weighed` completions that might have taught something, `external_discounted` had
+        weight 0.
         """
         informative = [rollout for rollout in batch if rollout.informative]
         fitting = [rollout for rollout in informative if self._policy.fits(rollout.question)]
@@ -65,6 +66,7 @@ class Trainer:
         considered = [passage for passage in passages if self._correction.may_count(passage)]
         kept = [passage for passage in considered if not self._correction.known_zero(passage)]
         figures = dict.fromkeys(("tokens_trained", "loss", "grad_norm", "external_discounted"), 0.0)
+        self._optimizer.param_groups[0]["lr"] = self._learning_rate * rate_share
         if kept:
             figures |= self._learn(kept)
         figures["external_discounted"] += len(considered) - len(kept)
@@ -72,6 +74,7 @@ class Trainer:
             "informative": float(len(fitting)),
             "too_long": float(len(informative) - len(fitting)),
             "external_weighed": float(sum(passage.external for passage in considered)),
+            "learning_rate": self._learning_rate * rate_share,
         }
 
     def _learn(self, passages: list[ScoredPassage]) -> dict[str, float]:
@@ -210,11 +213,12 @@ class Trainer:
 
 def scored_passages(policy: Policy, rollout: Rollout) -> list[ScoredPassage]:
     """The completions of one rollout as this policy's token ids, with their advantages; those without tokens are left out."""
-    prompt_ids = tuple(policy.prompt_ids(rollout.question.prompt))
-    advantages = grpo.group_advantages(torch.tensor(rollout.rewards, dtype=torch.float64)).tolist()
+    prompt = rollout.question.prompt
+    advantages = grpo.group_advantages(torch.tensor(rollout.values, dtype=torch.float64)).tolist()
     passages = []
     for completion, advantage in zip(rollout.completions, advantages, strict=True):
         ids, whole = policy.completion_ids(completion)
         if ids:
-            passages.append(ScoredPassage(prompt_ids, ids, completion, advantage, whole))
+            context = tuple(policy.context_ids(prompt, completion.text))
+            passages.append(ScoredPassage(context, ids, completion, advantage, whole))
     return passages

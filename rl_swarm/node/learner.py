@@ -11,14 +11,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rl_swarm.config import Config
+from rl_swarm.config import PREFIXES, Config
 from rl_swarm.document import SCHEMA, SMALL_BYTES, Count, seal, unseal
 from rl_swarm.errors import BadDocument, CheckpointError, ModelError, NotFound, StoreAway
 from rl_swarm.learning.checkpoint import KEPT, Checkpoints, Elsewhere, checksum, most_bytes
 from rl_swarm.learning.evaluation import HeldOut
 from rl_swarm.learning.models import load
 from rl_swarm.learning.models.hardware import SharedCores, resume_threads
-from rl_swarm.learning.policy import Policy
+from rl_swarm.learning.policy import Policy, Prompting
 from rl_swarm.learning.trainer import Trainer
 from rl_swarm.node.assembly import Node, make_worker
 from rl_swarm.node.local import workers_here
@@ -48,6 +48,7 @@ def load_policy(config: Config) -> Policy:
         token=config.hub_token,
         seed=config.seed,
     )
+    examples = make_tasks(config).examples(config.prompt_examples) if config.prompt_examples else ()
     return Policy(
         loaded.model,
         loaded.tokenizer,
@@ -56,16 +57,21 @@ def load_policy(config: Config) -> Policy:
         top_p=config.top_p,
         device=loaded.device,
         name=loaded.name,
+        prompting=Prompting(examples, PREFIXES[config.prefix]),
     )
+
+
+def make_tasks(config: Config) -> Tasks:
+    return Tasks(tasks_of(config), seed=config.seed, node_id=config.node_id or "", format_reward=config.format_reward)
 
 
 def make_learner(config: Config, say: Callable[[str], None] = lambda line: None) -> Learner:
     """Make the tasks and load the model of one node; raise ConfigError or ModelError before any training begins."""
-    tasks = Tasks(tasks_of(config), seed=config.seed, node_id=config.node)
+    tasks = make_tasks(config)
     policy = load_policy(config)
     policy.check_fits(tasks.held_out())
     trainer = Trainer(policy, config.learning_rate, config.correction, partial(resume_threads, say=say))
-    return Learner(tasks, policy, trainer, HeldOut(tasks, policy))
+    return Learner(tasks, policy, trainer, HeldOut(tasks, policy) if tasks.held_out() else None)
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:

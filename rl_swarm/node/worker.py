@@ -17,6 +17,7 @@ import msgspec
 from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError
+from rl_swarm.learning.schedule import rate_share
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
 from rl_swarm.randomness import generator, stream_seed
@@ -24,13 +25,14 @@ from rl_swarm.rollout import Question, Rollout
 from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, rewards_of
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import Swarm
-from rl_swarm.tasks import Tasks
+from rl_swarm.tasks import Tasks, form_bonus
 
 if TYPE_CHECKING:  # both import torch
     from rl_swarm.learning.policy import Policy
     from rl_swarm.learning.trainer import Trainer
 
 WARNING_ROUNDS = 20
+RARELY_ANSWERED = 0.05  # a share of completions with an <answer> below which the form is what is missing
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
 SAVED_SECONDS = 600.0  # between two lines about checkpoints
 LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
@@ -73,6 +75,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tasks: dict[str, Any]
     swarm: dict[str, Any]
     evaluated_at: Count
+    max_rounds: Count
 
 
 class RoundLeft(Exception):
@@ -136,13 +139,16 @@ class Worker:
         watch.lap("store")
 
         self._step("training", number)
-        learnt = self.trainer.update([*own, *external])
+        learnt = self.trainer.update([*own, *external], self._rate_share(number))
         watch.lap("train")
 
         rewards = rewards_of(own)
         self.swarm.submit(number, STAGE, fmean(rewards), len(rewards))
         watch.lap("store")
         self._record(number, learnt | own_figures(own) | batch_figures(own, external, number), watch)
+
+    def _rate_share(self, number: int) -> float:
+        return rate_share(self.config.schedule, number, self.config.max_rounds, self.trainer.policy_version)
 
     def _chooser(self, number: int) -> random.Random:
         return generator(self.config.seed, self.config.node, number, "choose")
@@ -159,7 +165,10 @@ class Worker:
         watch.lap("score")
         own = []
         for slot, (question, completions, rewards) in enumerate(zip(questions, groups, scores, strict=True)):
-            scored = tuple(replace(done, reward=reward) for done, reward in zip(completions, rewards, strict=True))
+            scored = tuple(
+                replace(done, reward=reward, bonus=form_bonus(done.text, self.config.format_reward))
+                for done, reward in zip(completions, rewards, strict=True)
+            )
             own.append(Rollout(question, scored, self.config.node, number, STAGE, slot))
             self.swarm.publish(own[-1], self.trainer.policy_version)
         watch.lap("store")
@@ -200,7 +209,7 @@ class Worker:
             self._uninformative_rounds = 0
             line = (
                 f"nothing was informative for {WARNING_ROUNDS} rounds: all completions of a question got the same reward, so "
-                "there is no gradient; run 'rl-swarm probe' to find tasks that this model can learn from"
+                f"there is no gradient; {self._remedy(row)}"
             )
             self.journal.note("nothing_informative", line, round=row.round, rounds=WARNING_ROUNDS)
         if row.external_weighed:  # a round without external completions says nothing about them
@@ -213,17 +222,40 @@ class Worker:
             )
             self.journal.note("external_discounted", line, round=row.round, rounds=WARNING_ROUNDS)
 
+    def _remedy(self, row: Round) -> str:
+        """What to set when nothing is informative: most small models fail at the form first."""
+        if row.answered >= RARELY_ANSWERED:
+            return "run 'rl-swarm probe' to find tasks that this model can learn from"
+        remedies = {
+            "PROMPT_EXAMPLES=3": not self.config.prompt_examples,
+            "COMPLETION_PREFIX=answer": self.config.prefix == "none",
+            "FORMAT_REWARD=0.1": not self.config.format_reward and row.answered > 0,
+            "a higher MAX_NEW_TOKENS": row.truncated > 0.5,
+        }
+        ways = [way for way, useful in remedies.items() if useful] or ["another MODEL_NAME"]
+        return (
+            f"{row.answered:.0%} of the completions have an <answer>, which is all that is read: set {' or '.join(ways)}; "
+            "'rl-swarm probe' tries them"
+        )
+
     def _evaluate(self, number: int) -> dict[str, Any]:
-        """Measure held-out accuracy if it is due after this many rounds. Does not obey a stop: the update is already done."""
+        """Measure held-out accuracy if it is due after this many rounds, or if these are all.
+
+        Does not obey a stop: the update is already done.
+        """
         interval = self.config.eval_interval
-        if not self.evaluate or not interval or 0 < number < self._evaluated_at + interval:
+        early = 0 < number < min(self._evaluated_at + interval, self.config.max_rounds)
+        if not self.evaluate or not interval or early:
             return {}
         self.journal.state("evaluating", number)
         if not number:
             self.journal.say("measuring accuracy on held-out questions before training")
         result = self.evaluate()
         self._evaluated_at = number
-        line = f"held-out accuracy at round {number}: {result['held_out']:.1%}, in any form {result['held_out_style_blind']:.1%}"
+        line = (
+            f"held-out accuracy at round {number}: {result['held_out']:.1%}, begun with <answer> {result['held_out_in_form']:.1%}, "
+            f"in any form {result['held_out_style_blind']:.1%}"
+        )
         self.journal.note("evaluation", line, round=number, **result)
         return result
 
@@ -260,6 +292,16 @@ class Worker:
             self.swarm.restore(before[1])
             raise
         self._evaluated_at, self._saved_at = state.evaluated_at, number
+        self._tell_new_end(number, state.max_rounds)
+
+    def _tell_new_end(self, number: int, former: int) -> None:
+        """Say what happens to the learning rate if the run now ends at another round than when the checkpoint was made."""
+        before, now = (rate_share(self.config.schedule, number, rounds) for rounds in (former, self.config.max_rounds))
+        if before != now:
+            self.journal.say(
+                f"MAX_ROUNDS is {self.config.max_rounds} instead of {former}: the learning rate goes on at {now:.0%} of "
+                f"LEARNING_RATE instead of {before:.0%}, and falls until the new end"
+            )
 
     def _next_round(self, number: int) -> int:
         if number + 1 >= self.config.max_rounds:
@@ -284,6 +326,7 @@ class Worker:
             "tasks": self.tasks.state(),
             "swarm": self.swarm.state(),
             "evaluated_at": self._evaluated_at,
+            "max_rounds": self.config.max_rounds,
         }
         self._boundary = (number, node_state)
 

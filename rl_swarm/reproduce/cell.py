@@ -26,7 +26,7 @@ from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell, Split
 from rl_swarm.reproduce.results import CellResult, save
 from rl_swarm.runs import progress
-from rl_swarm.runs.record import Round
+from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -91,12 +91,11 @@ def _records(node: Node) -> list[Round]:
     return progress.records(node.record, LAYOUT, node.local.node_id)
 
 
-def _evaluate_before(worker: Worker) -> tuple[float, float] | None:
+def _evaluate_before(worker: Worker) -> Evaluated | None:
     """Held-out accuracy of the base model. All nodes begin with the same one; of a mixed swarm the first node counts."""
     if not worker.evaluate or not worker.config.eval_interval:
         return None
-    measured = worker.evaluate()
-    return measured["held_out"], measured["held_out_style_blind"]
+    return Evaluated(round=0, **worker.evaluate())
 
 
 def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path, closing: ExitStack) -> tuple[Node, Worker]:

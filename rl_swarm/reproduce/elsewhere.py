@@ -82,11 +82,11 @@ def _cut(result: CellResult, rounds: int) -> CellResult:
     return replace(result, cell=replace(result.cell, rounds=rounds), rows=tuple(row for row in result.rows if row.round <= last))
 
 
-def _before(store: Store, layout: Layout, nodes: Iterable[str]) -> tuple[float, float] | None:
+def _before(store: Store, layout: Layout, nodes: Iterable[str]) -> Evaluated | None:
     for node in nodes:
         for each in valid(data_of(progress.events(store, layout, node), "evaluation"), Evaluated):
             if each.round == 0:
-                return each.held_out, each.held_out_style_blind
+                return each
     return None
 
 

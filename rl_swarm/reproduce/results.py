@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
-from rl_swarm.runs.record import Round
+from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.show.drawing import smooth
 
 TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
@@ -42,11 +42,11 @@ class Curves:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell. `before` is held-out accuracy before training, as the verifier reads and style-blind, where measured."""
+    """A finished cell. `before` is held-out accuracy before training, where measured."""
 
     cell: Cell
     rows: tuple[Round, ...]
-    before: tuple[float, float] | None = None
+    before: Evaluated | None = None
     seconds: float = 0.0
 
     @cached_property
@@ -88,6 +88,7 @@ class CellResult:
             "final": fmean(ending(found.own)),
             "cumulative_mixed": sum(found.mixed),
             "held_out": fmean(row.held_out or 0.0 for row in last) if last else None,
+            "held_out_in_form": fmean(row.held_out_in_form or 0.0 for row in last) if last else None,
             "held_out_style_blind": fmean(row.held_out_style_blind or 0.0 for row in last) if last else None,
             "oscillation": oscillation(found.smoothed),
             "collapse": collapse(found.smoothed),

@@ -82,7 +82,7 @@ def _cells(analysis: Analysis) -> Iterator[dict[str, Any]]:
 
 
 def _rounds(analysis: Analysis) -> Iterator[dict[str, Any]]:
-    means = ("held_out", "held_out_style_blind", "own_used", "external_wanted", "external_used", "external_age")
+    means = ("held_out", "held_out_in_form", "held_out_style_blind", "own_used", "external_wanted", "external_used", "external_age")
     for arm, seed, cell in _each(analysis):
         curves = cell.curves
         for place, (round_number, rows) in enumerate(cell.by_round.items()):
@@ -186,13 +186,19 @@ def _rewards(analysis: Analysis) -> Html:
         "final": _mean("final"),
         "rounds to threshold": lambda arm: number(rounds_to(arm.mean_curve("smoothed"), analysis.threshold), 0),
         "held-out": _mean("held_out"),
+        "in the form": _mean("held_out_in_form"),
         "style-blind": _mean("held_out_style_blind"),
         "oscillation": _mean("oscillation", 2),
         "lost": lambda arm: percent(arm.mean("collapse")),
         "mixed, inflated": _mean("cumulative_mixed", 2),
     }
     before = next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None)
-    base = f" Held-out before training: {before[0]:.3f}, style-blind {before[1]:.3f}." if before else ""
+    base = (
+        f" Held-out before training, {before.held_out_questions} questions: {before.held_out:.3f}, in the form "
+        f"{before.held_out_in_form:.3f}, style-blind {before.held_out_style_blind:.3f}."
+        if before
+        else ""
+    )
     caption = f"Means over seeds. The threshold is {analysis.threshold:.3f}, half of the final reward without sharing.{base}"
     return _by_arm(analysis, columns, caption)
 

@@ -3,12 +3,26 @@
 `reward` is the mean over own completions only: mixing in chosen ones of peers would raise it without any learning.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 from rl_swarm.clock import Clock
 from rl_swarm.rollout import Rollout
+from rl_swarm.tasks import parsed_answer
+
+CONFIDENCE = 2.0  # standard deviations: nineteen times in twenty the true share lies within the interval
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share that was measured on so many questions; (0, 1) before the first."""
+    if not count:
+        return 0.0, 1.0
+    square = CONFIDENCE**2
+    middle = share + square / (2 * count)
+    reach = CONFIDENCE * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
 
 
 def rewards_of(rollouts: Iterable[Rollout]) -> list[float]:
@@ -32,6 +46,7 @@ def own_figures(own: Sequence[Rollout]) -> dict[str, Any]:
         "length_mean": fmean(lengths),
         "length_max": max(lengths),
         "truncated": fmean(done.finish == "length" for done in completions),
+        "answered": fmean(parsed_answer(done.text) is not None for done in completions),
     }
 
 

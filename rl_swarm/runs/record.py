@@ -43,6 +43,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     length_mean: Finite = 0.0
     length_max: Count = 0
     truncated: Share = 0.0  # share of completions cut at MAX_NEW_TOKENS
+    answered: Share = 0.0  # share of completions with an <answer>, which is all that a verifier reads
 
     # The batch of the update, with ids (node/round/stage/slot) from which anyone can recompute who learnt from whom
     own_wanted: Count = 0  # I
@@ -61,6 +62,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: Finite = 0.0
     loss: Finite | None = None
     grad_norm: Finite | None = None
+    learning_rate: Finite | None = None
     entropy: Finite | None = None  # nats a token
     weight_mean: Finite | None = None  # over external completions
     weight_mean_negative: Finite | None = None  # over those of them with a negative advantage
@@ -71,6 +73,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     # Greedy pass@1 on the held-out questions after this round, if it was evaluated
     held_out: Share | None = None
     held_out_style_blind: Share | None = None
+    held_out_in_form: Share | None = None  # with the completion made to begin with <answer>
     held_out_by_task: dict[Label, Share] = {}
     held_out_questions: Count = 0
 
@@ -88,6 +91,7 @@ class Evaluated(msgspec.Struct, frozen=True):
     round: RoundNumber
     held_out: Share
     held_out_style_blind: Share
+    held_out_in_form: Share
     held_out_questions: Count = 0
     held_out_by_task: dict[Label, Share] = {}
 

@@ -56,6 +56,7 @@ class NodeSummary:
     reward: Change
     held_out: Change
     style_blind: Change
+    in_form: Change
     gave: int
     got: int
     own_used: int
@@ -77,6 +78,7 @@ class Summary:
     reward: Change
     held_out: Change
     style_blind: Change
+    in_form: Change
     held_out_questions: int
     evaluations: tuple[Evaluated, ...]  # means over the nodes that were measured first and last
     rewards: Mapping[str, tuple[tuple[int, float], ...]]  # of each node, round by round
@@ -117,6 +119,7 @@ def summarise(store: Store, layout: Layout, founder: str | None = None) -> Summa
         reward=Change(_mean_reward(rewards, first), _mean_reward(rewards, last)),
         held_out=_ends_of_evaluation(evaluations, "held_out"),
         style_blind=_ends_of_evaluation(evaluations, "held_out_style_blind"),
+        in_form=_ends_of_evaluation(evaluations, "held_out_in_form"),
         held_out_questions=max((each.held_out_questions for each in evaluations), default=0),
         evaluations=evaluations,
         rewards={node: tuple(each.rewards.items()) for node, each in played.items()},
@@ -273,6 +276,7 @@ def _node(
         reward=Change(_mean_reward([played.rewards], first), _mean_reward([played.rewards], last)),
         held_out=_ends_of_evaluation(evaluated, "held_out"),
         style_blind=_ends_of_evaluation(evaluated, "held_out_style_blind"),
+        in_form=_ends_of_evaluation(evaluated, "held_out_in_form"),
         gave=sum(count for (_, author), count in uses.items() if author == node_id),
         got=played.authors.total(),
         own_used=played.own_used,
@@ -305,6 +309,7 @@ def mean_evaluations(nodes: Sequence[Sequence[Evaluated]]) -> tuple[Evaluated, .
             number,
             fmean(one.held_out for one in by_round[number]),
             fmean(one.held_out_style_blind for one in by_round[number]),
+            fmean(one.held_out_in_form for one in by_round[number]),
             max(one.held_out_questions for one in by_round[number]),
         )
         for number in sorted(by_round)

@@ -14,8 +14,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rl_swarm.runs.examples import NOT_READ, PARTLY, Answered, Example, telling
+from rl_swarm.runs.measures import interval
 from rl_swarm.runs.summary import Change, NodeSummary, Summary
-from rl_swarm.show.formats import counted, date, duration, flat, number, percent, rounds_named
+from rl_swarm.show.formats import counted, date, duration, flat, number, percent, rounds_named, within
 from rl_swarm.text import visible
 
 DAMAGED = "Damaged files, missing at least in part from these figures"
@@ -60,29 +61,25 @@ def what_held_out_is(summary: Summary) -> str:
     last = summary.evaluations[-1].round
     return (
         f"Held-out: share of {summary.held_out_questions} questions that nobody trains on, answered greedily; mean of the "
-        f"nodes, before training and at round {last}. Style-blind counts a right answer in any form."
+        f"nodes, before training and at round {last}. In the form: the completion is made to begin with <answer>. Style-blind: a "
+        "right answer in any form counts. The last column has the range in which chance leaves the figure after training."
     )
 
 
 def honest_note(summary: Summary) -> str:
     """Say how much of the rise is knowing more, and how much only the form in which answers are written."""
-    seen, known = summary.held_out, summary.style_blind
-    if seen.before is None or seen.after is None or known.before is None or known.after is None:
+    seen, base = summary.held_out, summary.in_form
+    if seen.before is None or seen.after is None or base.before is None:
         return "Held-out accuracy was not measured both before and after training: EVAL_INTERVAL says how often it is."
-    rise, more = seen.after - seen.before, known.after - known.before
-    if rise <= 0:
+    if seen.after <= seen.before:
         return "As the verifier reads the answers, held-out accuracy did not rise in this run."
-    before, after = percent(known.before, ".1%"), percent(known.after, ".1%")
-    if more <= 0:
-        went = "stayed at" if more == 0 else f"fell from {before} to"
-        return (
-            "The rise is finding the form, not knowing more: the verifier reads only <answer>…</answer>, and before training "
-            f"{before} of the answers were right in some form. Style-blind accuracy {went} {after}."
-        )
-    return (
-        "Part of the rise is finding the form <answer>…</answer>, which is all that the verifier reads: of "
-        f"{100 * rise:.1f} points, style-blind accuracy accounts for {100 * min(more, rise):.1f}."
-    )
+    knew, low = percent(base.before, ".1%"), interval(seen.after, summary.held_out_questions)[0]
+    form = f"made to begin with <answer>, the base model answers {knew} correctly"
+    if seen.after <= base.before:
+        return f"The rise is finding the form, not knowing more: {form}."
+    more = f"{100 * (seen.after - base.before):.1f} points beyond the form"
+    chance = "" if low > base.before else f", within what chance explains on {summary.held_out_questions} questions"
+    return f"The models know more than before: {form}, so the rise goes {more}{chance}."
 
 
 def title(summary: Summary) -> str:
@@ -127,11 +124,23 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
 
 
 def _learnt(summary: Summary) -> list[str]:
-    shares = (("as the verifier reads", summary.held_out), ("style-blind", summary.style_blind))
+    shares = (
+        ("as the verifier reads", summary.held_out),
+        ("in the form", summary.in_form),
+        ("style-blind", summary.style_blind),
+    )
     figures = [
         ("", "before", "after", ""),
         ("reward", number(summary.reward.before), number(summary.reward.after), times(summary.reward)),
-        *((f"held-out, {name}", percent(change.before, ".1%"), percent(change.after, ".1%"), "") for name, change in shares),
+        *(
+            (
+                f"held-out, {name}",
+                percent(change.before, ".1%"),
+                percent(change.after, ".1%"),
+                within(change.after, summary.held_out_questions),
+            )
+            for name, change in shares
+        ),
     ]
     table = [f"{name:<32}{before:>8}  {after:>8}  {more}".rstrip() for name, before, after, more in figures]
     said = (what_reward_is(summary), what_held_out_is(summary), honest_note(summary))

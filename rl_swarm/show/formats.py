@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from rl_swarm.runs.measures import interval
 from rl_swarm.text import visible
 
 NOTHING = "–"  # a figure that was not measured
@@ -18,6 +19,14 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def percent(value: float | None, form: str = ".0%") -> str:
     return NOTHING if value is None else f"{value:{form}}".replace("%", " %")
+
+
+def within(share: float | None, count: int) -> str:
+    """The interval in which a share lies that was measured on so many questions."""
+    if share is None or not count:
+        return ""
+    low, high = interval(share, count)
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
 
 
 def duration(seconds: float) -> str:

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered, Example
 from rl_swarm.runs.following import MEAN_ROUNDS
+from rl_swarm.runs.measures import interval
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change, Summary
 from rl_swarm.show.card import DAMAGED, facts, headline, honest_note, times, title, what_held_out_is, what_reward_is, worth
 from rl_swarm.show.drawing import Panel, Shades, label, round_axis, sheet, smooth, thin
-from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named
+from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named, within
 from rl_swarm.show.page import Html, element, join, make_page, plots, settings_table, table, tile
 
 if TYPE_CHECKING:
@@ -72,10 +73,17 @@ def _tiles(summary: Summary) -> Html:
     grown = times(summary.reward)
     tiles = (
         tile("reward", _rewards(summary.reward), f"{grown}, {rounds}" if grown else rounds),
-        tile("held-out, as the verifier reads", _shares(summary.held_out), f"{summary.held_out_questions} questions"),
+        tile("held-out, as the verifier reads", _shares(summary.held_out), _asked_on(summary)),
+        tile("held-out, in the form", _shares(summary.in_form), "made to begin with <answer>"),
         tile("held-out, style-blind", _shares(summary.style_blind), "right in any form"),
     )
     return element("div", join(tiles), "tiles")
+
+
+def _asked_on(summary: Summary) -> str:
+    asked = f"{summary.held_out_questions} questions"
+    range_after = within(summary.held_out.after, summary.held_out_questions)
+    return f"{asked}, after {range_after}" if range_after else asked
 
 
 def _rewards(change: Change) -> str:
@@ -87,13 +95,14 @@ def _shares(change: Change) -> str:
 
 
 def _nodes(summary: Summary) -> Html:
-    heads = ("node", "rounds", "reward", "held-out", "style-blind", "own used", "external used", "given", "tokens")
+    heads = ("node", "rounds", "reward", "held-out", "in the form", "style-blind", "own used", "external used", "given", "tokens")
     rows = (
         (
             node.node_id,
             node.rounds,
             _rewards(node.reward),
             _shares(node.held_out),
+            _shares(node.in_form),
             _shares(node.style_blind),
             node.own_used,
             node.got,
@@ -106,7 +115,7 @@ def _nodes(summary: Summary) -> Html:
         "Used: how often the node trained on a rollout of its own, and on an external one, which a peer wrote. Given: how often "
         "peers trained on one of its rollouts. Tokens: written by the node itself."
     )
-    return table(heads, rows, numbers=8, caption=caption)
+    return table(heads, rows, numbers=9, caption=caption)
 
 
 def _uses(summary: Summary) -> Html:
@@ -153,7 +162,8 @@ def make_panels(summary: Summary) -> tuple[Panel, Panel, Panel]:
         Panel(
             lambda axes, shades: _draw_held_out(axes, summary.evaluations, shades),
             "Held-out accuracy before and during training",
-            "Style-blind counts a right answer in any form; the verifier reads only what stands in <answer>…</answer>.",
+            "The verifier reads only what stands in <answer>…</answer>. In the form: the completion is made to begin with "
+            "<answer>. Style-blind: a right answer in any form counts. The band is the range that chance leaves.",
         ),
         Panel(lambda axes, shades: _draw_uses(axes, summary, shades), "How often each node trained on the rollouts of each other"),
     )
@@ -225,6 +235,10 @@ def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shade
         return
     numbers = [each.round for each in evaluations]
     seen, known = [each.held_out for each in evaluations], [each.held_out_style_blind for each in evaluations]
+    formed = [each.held_out_in_form for each in evaluations]
+    low, high = zip(*(interval(each.held_out, each.held_out_questions) for each in evaluations), strict=True)
+    axes.fill_between(numbers, low, high, color=shades.first, alpha=0.15, linewidth=0)
+    axes.plot(numbers, formed, ":", color=shades.faint, linewidth=2, label="in the form: begun with <answer>", clip_on=False)
     lines = [
         ("style-blind: right in any form", known, seen, shades.second, "s--"),
         ("as the verifier reads it", seen, known, shades.first, "o-"),
@@ -234,7 +248,7 @@ def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shade
         for place in sorted({0, len(numbers) - 1}):
             above = values[place] > others[place] or (values[place] == others[place] and values is known)
             _name_point(axes, numbers[place], values[place], colour, above=above, first=place == 0)
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
 
 
 def _name_point(axes: "Axes", round_number: int, value: float, colour: str, above: bool, first: bool) -> None:

@@ -26,7 +26,7 @@ MODEL = re.compile(r"(\./)?[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", 
 MOST_TASKS, LONGEST_TASKS, LONGEST_SETTING, LONGEST_SHOWN = 200, 20_000, 300, 300
 MOST_CORRECTIONS = 100
 CORRECT = "correct it with --correct if no round was played"
-OWN, EXTERNAL, GROUP = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERATIONS"
+OWN, EXTERNAL, GROUP, LENGTH = "NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "NUM_GENERATIONS", "MAX_NEW_TOKENS"
 
 
 class Experiment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -223,7 +223,7 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
         ("model", settings.get("MODEL_NAME", "?")),
         ("tasks", tasks if len(tasks) <= LONGEST_SHOWN else tasks[:LONGEST_SHOWN] + " …"),
         ("code", ", ".join(code) if code else "none"),
-        ("rounds", f"{settings.get('MAX_ROUNDS', '?')}, {', '.join(sharing)}"),
+        ("rounds", f"{settings.get('MAX_ROUNDS', '?')}, {', '.join(sharing)}, completions of {settings.get(LENGTH, '?')} tokens"),
         ("signed by", signed if experiment.key else "nobody: whoever can write to the folder may have written this"),
     ]
 

@@ -13,7 +13,7 @@ Importing this package is cheap, and a node never imports reasoning_gym: its hel
 """
 
 from rl_swarm.tasks.helper import try_loading, warm_up
-from rl_swarm.tasks.questions import HELD_OUT_PER_TASK, PASS, Tasks, parsed_answer
+from rl_swarm.tasks.questions import HELD_OUT, PASS, Tasks, form_bonus, parsed_answer
 from rl_swarm.tasks.spec import (
     NOT_INSTALLED,
     TASK_PRESETS,
@@ -26,13 +26,14 @@ from rl_swarm.tasks.spec import (
 )
 
 __all__ = [
-    "HELD_OUT_PER_TASK",
+    "HELD_OUT",
     "NOT_INSTALLED",
     "PASS",
     "TASK_PRESETS",
     "TaskSpec",
     "Tasks",
     "canonical",
+    "form_bonus",
     "nearest",
     "parse_tasks",
     "parsed_answer",

@@ -25,13 +25,16 @@ from rl_swarm.tasks.bench import BLOCK, CannotMake, Item, Verdict
 from rl_swarm.tasks.helper import Job, Place, TooSlow, shared_helper
 from rl_swarm.tasks.spec import TaskSpec
 
-HELD_OUT_PER_TASK = 16
+HELD_OUT = 400  # questions of all tasks together: the standard error of a share is then 2.5 points at most
 PASS = 1.0 - 1e-6  # a score from here on is the full reward
+TAGGED = "<answer>{}</answer>"  # the form in which an answer is read
 REMEMBERED = 2048  # texts drawn lately; a small task repeats itself only when it has run out
 TextId = Annotated[str, Meta(max_length=64)]
 _FRESH_TRIES = 8
 _MOST_TRIES = 1000
 _MOST_TIMEOUTS = 3  # questions of one task that may hang before it is given up: each takes 20 s
+_EXAMPLE_TRIES = 4
+_AT_ONCE = 32  # held-out questions in one request
 _HELD_OUT_TRIES = 12  # give up on a task if so many questions fail before the first is made
 _REASONS = {"unknown_question": "task_not_allowed", "question_differs": "prompt_mismatch"}  # why a rollout is refused
 
@@ -53,10 +56,17 @@ def parsed_answer(text: str) -> str | None:
     return None if start < 0 else text[start + len("<answer>") : text.index("</answer>", start)].strip()
 
 
+def form_bonus(text: str, format_reward: float) -> float:
+    """What a completion gets for its form alone: FORMAT_REWARD if it has an answer that is read."""
+    return format_reward if parsed_answer(text) is not None else 0.0
+
+
 class Tasks:
     """Draws, regenerates and scores questions; `counters` counts problems by name."""
 
-    def __init__(self, specs: Sequence[TaskSpec], *, seed: int, node_id: str, held_out_per_task: int = HELD_OUT_PER_TASK) -> None:
+    def __init__(
+        self, specs: Sequence[TaskSpec], *, seed: int, node_id: str, held_out: int = HELD_OUT, format_reward: float = 0.0
+    ) -> None:
         if not specs:
             raise ConfigError("TASKS names no task: set it to a preset such as easy, or to names such as gcd,chain_sum")
         self.specs = tuple(specs)
@@ -64,7 +74,7 @@ class Tasks:
         self._origin = (seed, node_id)
         self._bounds = list(accumulate(spec.weight for spec in self.specs))
         self._helper = shared_helper(self.specs)  # ends with the last Tasks that uses it
-        self._held_out_per_task = held_out_per_task
+        self._held_out_wanted, self._format_reward = held_out, format_reward
         self._position = 0
         self._drawn = {spec.id: 0 for spec in self.specs}
         self._recent: dict[str, None] = {}
@@ -135,12 +145,33 @@ class Tasks:
         if isinstance(judged, CannotMake):
             raise BadRollout(_REASONS.get(judged.problem, "unverifiable"), f"{asked.task[:80]!r}: {str(judged)[:200]}")
         question, scores = judged
-        scored = [dataclasses.replace(done, reward=score) for done, score in zip(rollout.completions, scores, strict=True)]
+        scored = [
+            dataclasses.replace(done, reward=score, bonus=form_bonus(done.text, self._format_reward))
+            for done, score in zip(rollout.completions, scores, strict=True)
+        ]
         return dataclasses.replace(rollout, question=question, completions=tuple(scored))
 
     def held_out(self) -> list[Question]:
         """Questions that nobody trains on: the same for every node and seed of an experiment."""
         return list(self._held_out.values())
+
+    def examples(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Questions with their right answers in the form that is read, to show in every prompt; the tasks take turns.
+
+        The same for every node and seed of an experiment, and never held out. Tasks without answer keys are left out, so there may
+        be fewer.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for attempt in range(_EXAMPLE_TRIES * count):
+            for number in range(len(self.specs)):
+                place = self._place(number, attempt, "examples")
+                [item] = self._helper.items([place])
+                if len(found) == count or isinstance(item, CannotMake) or item.answer is None:
+                    continue
+                question, answer = self._question(place, item), TAGGED.format(item.answer)
+                if question.text_id not in self._held_out and self.score(question, answer) >= PASS:
+                    found.setdefault(question.text_id, (question.prompt, answer))
+        return tuple(found.values())
 
     def _judge(
         self, asked: Sequence[_Asked], seconds: float = math.inf, go_on: Callable[[], None] = lambda: None
@@ -199,20 +230,35 @@ class Tasks:
 
     @cached_property
     def _held_out(self) -> dict[str, Question]:
-        """The held-out questions of all tasks, by text."""
-        return {text_id: question for number in range(len(self.specs)) for text_id, question in self._hold_out(number).items()}
+        """The held-out questions of all tasks, by text. Large tasks make up for small ones, which have fewer."""
+        share = math.ceil(self._held_out_wanted / len(self.specs))
+        kept = [self._hold_out(number, share) for number in range(len(self.specs))]
+        large = [number for number, questions in enumerate(kept) if len(questions) == share]
+        missing = self._held_out_wanted - sum(map(len, kept))
+        if missing > 0 and large:
+            share += math.ceil(missing / len(large))
+            for number in large:
+                kept[number] = self._hold_out(number, share)
+        return {text_id: question for questions in kept for text_id, question in questions.items()}
 
-    def _hold_out(self, number: int) -> dict[str, Question]:
+    def _hold_out(self, number: int, wanted: int) -> dict[str, Question]:
         """The held-out questions of one task: at most a quarter of a small task, to leave something to learn."""
-        wanted, made, repeats = self._held_out_per_task, dict[str, Question](), 0
-        places = (self._place(number, attempt, "held-out") for attempt in range(5 * wanted))
-        for question in self._make(number, places, _HELD_OUT_TRIES):
+        made, repeats = dict[str, Question](), 0
+        for question in self._candidates(number, 5 * wanted):
             repeats += question.text_id in made
             made.setdefault(question.text_id, question)
             if len(made) >= wanted and (not repeats or len(made) >= 4 * wanted):
                 break
         kept = min(wanted, len(made) // 4) if repeats else wanted
         return dict(list(made.items())[:kept])
+
+    def _candidates(self, number: int, count: int) -> Iterator[Question]:
+        """Questions of one task that may be held out. Once it has shown that it can make any, many are made in one request."""
+        places = [self._place(number, attempt, "held-out") for attempt in range(count)]
+        yield from self._make(number, places[:_HELD_OUT_TRIES], _HELD_OUT_TRIES)
+        for start in range(_HELD_OUT_TRIES, count, _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            yield from self._make(number, some, _MOST_TRIES, dict(zip(some, self._helper.items(some), strict=True)))
 
     def _make(
         self, number: int, places: Iterable[Place], most_failures: int, made: Mapping[Place, Item | CannotMake] | None = None

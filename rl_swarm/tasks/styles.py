@@ -5,12 +5,8 @@ reads only `<answer>…</answer>`.
 """
 
 import re
-from collections.abc import Callable
 
-from rl_swarm.rollout import Question
-from rl_swarm.tasks.questions import parsed_answer
-
-TAGGED = "<answer>{}</answer>"
+from rl_swarm.tasks.questions import TAGGED, parsed_answer
 
 # Shares of the styles that the training script mixes. The tagged one is rare, but not so rare that eight questions with eight
 # completions each would miss it round after round: that is the whole point of the model.
@@ -47,10 +43,10 @@ def bare_answer(text: str) -> str | None:
     return words[-1] if words else None
 
 
-def style_blind_score(score: Callable[[Question, str], float], question: Question, text: str) -> float:
-    """The verifier's score, had the answer been written in the form that it reads. Never trained on.
+def in_tags(text: str) -> str:
+    """The answer of a text of any style in the form that the verifier reads; an empty text if there is none. Never trained on.
 
-    Beside the reward it separates knowing the answer from knowing the form.
+    Its score separates knowing the answer from knowing the form.
     """
     answer = bare_answer(text)
-    return 0.0 if answer is None else score(question, TAGGED.format(answer))
+    return "" if answer is None else TAGGED.format(answer)

@@ -176,6 +176,7 @@ def card(figures: Figures, prompt: str) -> str:
 def _held_out(evaluated: list[Evaluated]) -> str:
     rows = [
         ("all, as the verifier reads it", *(_share(each.held_out) for each in evaluated)),
+        ("all, begun with `<answer>`", *(_share(each.held_out_in_form) for each in evaluated)),
         ("all, in whatever style", *(_share(each.held_out_style_blind) for each in evaluated)),
     ]
     for task in sorted(evaluated[0].held_out_by_task):
@@ -258,7 +259,7 @@ def _write_files(folder: Path, policy: "Policy", figures: Figures) -> list[str]:
     if generation.eos_token_id is None:  # without it `generate` would go on where the policy stops
         generation.eos_token_id = policy.end_id
         generation.save_pretrained(folder)
-    prompt = policy.tokenizer.decode(policy.prompt_ids(EXAMPLE), clean_up_tokenization_spaces=False)
+    prompt = policy.tokenizer.decode(policy.context_ids(EXAMPLE, policy.prompting.prefix), clean_up_tokenization_spaces=False)
     (folder / "README.md").write_text(card(figures, prompt), "utf-8")
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     (folder / MARKER).write_text(json.dumps(msgspec.to_builtins(figures) | {"files": names}, indent=1) + "\n", "utf-8")

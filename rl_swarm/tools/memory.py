@@ -26,7 +26,7 @@ from rl_swarm.show.tables import make_table
 from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tasks import HELD_OUT_PER_TASK, parse_tasks, tasks_of
+from rl_swarm.tasks import HELD_OUT, parse_tasks, tasks_of
 
 APART_SECONDS = 120.0
 PROMPT_TOKENS = 512  # the longest prompts of the paper's tasks (arc_1d: up to 860 characters) with the instruction around them
@@ -176,7 +176,7 @@ def estimate(shape: Shape, config: Config, prompt_tokens: int, kind: str, *, sma
 
     group, new_tokens, layers = config.group_size, config.max_new_tokens, shape.layers
     # A batch of own or of held-out questions. A prompt is read and kept once for all its completions.
-    held_out = HELD_OUT_PER_TASK * len(tasks_of(config)) if config.eval_interval else 0
+    held_out = HELD_OUT if config.eval_interval else 0
     cache = computing = 0
     for count, completions in [(1, group)] if smallest else [(config.own_count, group), (held_out, 1)]:
         questions = min(count, max(1, BATCH_TOKENS // (prompt_tokens + completions * new_tokens)))

@@ -1,10 +1,11 @@
 """Ask a model questions of every task and difficulty level for two minutes, and say where its rollouts are informative.
 
-The probe trains nothing, publishes nothing and needs no store. It skips levels that make no questions, few questions, or prompts
-too long for the model, and says why. The seed decides which questions are asked, the clock how many.
+First it tries ways to prompt the model on the same few questions, and goes on with the best. It trains nothing, publishes nothing
+and needs no store. It skips levels that make no questions, few questions, or prompts too long for the model, and says why. The seed
+decides which questions are asked, the clock how many.
 """
 
-import math
+import contextlib
 import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
@@ -19,20 +20,26 @@ from rl_swarm.clock import Clock
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import Question, Rollout
+from rl_swarm.runs.measures import interval
 from rl_swarm.show.tables import make_table
 from rl_swarm.tasks import Tasks, TaskSpec, canonical, parsed_answer
 from rl_swarm.tasks.bench import CannotMake
 from rl_swarm.tasks.levels import candidates
+from rl_swarm.tools.prompts import Way, plainest
 
 if TYPE_CHECKING:
     from rl_swarm.learning.policy import Policy
 
 BATCH = 8  # most questions asked at once
 FEWEST, ENOUGH = 8, 128  # questions before which nothing is decided, and after which everything is
-CONFIDENCE = 2.0  # standard deviations: nineteen times in twenty the true share lies within the bounds
 RARE = 0.05  # a share of informative rollouts below which learning is slow
 MOST_ENTRIES, MOST_LEVELS = 8, 2  # of the TASKS value: in all, and of one task
 TRIES = 8  # at a new question of a level
+PROMPT_BATCHES = 3  # of questions on which prompts are compared, at most
+PROMPT_SHARE = 0.4  # of the time, for that
+CPU_TOKENS = 32  # longest completion on a CPU, unless the user says: with more, little would be seen
+FORMAT_REWARD = 0.1  # to recommend
+PLAIN = Way()
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Tally:
     cut_off: int = 0
     reward: float = 0.0
     seconds: float = 0.0
+    divided: int = 0  # questions whose completions have an <answer> here and none there
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(*map(sum, zip(astuple(self), astuple(other), strict=True)))
@@ -69,13 +77,7 @@ class Tally:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Wilson's interval of the informative share; (0, 1) before the first question."""
-        if not self.questions:
-            return 0.0, 1.0
-        share, count, square = self.informative_share, self.questions, CONFIDENCE**2
-        middle = share + square / (2 * count)
-        reach = CONFIDENCE * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
-        return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
+        return interval(self.informative_share, self.questions)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,25 @@ class ProbeResult:
     seen: tuple[tuple[TaskSpec, Tally], ...]
     skipped: Mapping[str, str]
     not_reached: tuple[str, ...]
+    prompts: tuple[tuple[Way, Tally], ...] = ()  # ways to prompt the model that were compared
+    way: Way = PLAIN
+    max_new_tokens: int | None = None  # if completions were cut so that the probe ends in time
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variables to set; none if nothing was informative, or could become so."""
+        found = {**self.way.settings}
+        total = self._total
+        if total.informative_share < RARE <= total.divided / max(1, total.questions):
+            found["FORMAT_REWARD"] = str(FORMAT_REWARD)
+        if self.tasks is None:
+            return found if "FORMAT_REWARD" in found else {}
+        length = {} if self.max_new_tokens is None else {"MAX_NEW_TOKENS": str(self.max_new_tokens)}
+        return {"TASKS": self.tasks, **found, **length}
+
+    @property
+    def _total(self) -> Tally:
+        return sum((tally for _, tally in self.seen), Tally())
 
     @property
     def tasks(self) -> str | None:
@@ -103,7 +124,7 @@ class ProbeResult:
     @property
     def advice(self) -> str:
         """What to do, in a sentence or two."""
-        total = sum((tally for _, tally in self.seen), Tally())
+        total = self._total
         if not total.questions:
             return "The time was over before the first question was answered: give more --seconds, or choose a smaller MODEL_NAME."
         if total.informative:
@@ -125,6 +146,8 @@ class ProbeResult:
                 )
             else:
                 why += ". Try another MODEL_NAME, one tuned to follow instructions"
+            if "FORMAT_REWARD" in self.settings:
+                why += ". FORMAT_REWARD pays for the form until it is found"
         return f"No rollout was informative: {why}."
 
     @property
@@ -132,21 +155,17 @@ class ProbeResult:
         """The table, what is not in it, and the value to use on a line of its own that can be copied."""
         table = make_table("task and level", numbers=("questions", "reward", "informative", "<answer>", "seconds"))
         for spec, tally in self.seen:
-            table.add_row(
-                Text(f"{spec.name} {spec.id.partition(':')[2].replace(':', ' ') or 'default'}"),
-                str(tally.questions),
-                f"{tally.mean_reward:.3f}",
-                f"{tally.informative_share:.0%}",
-                f"{tally.tagged_share:.0%}",
-                f"{tally.seconds:.1f}",
-            )
+            table.add_row(Text(f"{spec.name} {spec.id.partition(':')[2].replace(':', ' ') or 'default'}"), *_figures(tally))
+        compared = make_table("prompt", numbers=("questions", "reward", "informative", "<answer>", "seconds"))
+        for way, tally in self.prompts:
+            compared.add_row(way.shown, *_figures(tally))
         lines = [f"skipped {key}: {reason}" for key, reason in self.skipped.items()]
         if self.not_reached:
             lines.append(f"not reached in {self.seconds:.0f} s: {', '.join(self.not_reached)}")
         lines.append(self.advice)
-        if self.tasks is not None:
-            lines.append(f"TASKS={shlex.quote(self.tasks)}")
-        return Group(table, *(Text(line, no_wrap=True, overflow="ignore") for line in lines))
+        lines += [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
+        tables = [compared, Text(f"The levels, prompted: {self.way.shown}"), table] if self.prompts else [table]
+        return Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines))
 
     def as_dict(self) -> dict[str, Any]:
         shares = ("mean_reward", "informative_share", "tagged_share")
@@ -154,8 +173,21 @@ class ProbeResult:
             {"task": spec.name, "config": spec.config} | asdict(tally) | {name: getattr(tally, name) for name in shares}
             for spec, tally in self.seen
         ]
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seen"}
-        return found | {"tasks": self.tasks, "advice": self.advice, "levels": levels}
+        left_out = ("seen", "prompts", "way")
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        prompts = [asdict(way) | asdict(tally) for way, tally in self.prompts]
+        return found | {
+            "tasks": self.tasks,
+            "settings": self.settings,
+            "advice": self.advice,
+            "prompts": prompts,
+            "levels": levels,
+        }
+
+
+def _figures(tally: Tally) -> tuple[str, ...]:
+    shares = (f"{tally.mean_reward:.3f}", f"{tally.informative_share:.0%}", f"{tally.tagged_share:.0%}")
+    return (str(tally.questions), *shares, f"{tally.seconds:.1f}")
 
 
 class Unusable(Exception):
@@ -166,7 +198,7 @@ class Family(Tasks):
     """All levels of one task, behind one helper process."""
 
     def __init__(self, specs: Sequence[TaskSpec], seed: int) -> None:
-        super().__init__(specs, seed=seed, node_id="probe", held_out_per_task=0)  # nothing is trained: no question is forbidden
+        super().__init__(specs, seed=seed, node_id="probe", held_out=0)  # nothing is trained: no question is forbidden
 
     def draw_from(self, spec: TaskSpec, known: Container[str]) -> Question:
         """Draw the next question of a level, and a new one if a few tries find one."""
@@ -235,6 +267,43 @@ class Probe:
         self._known: dict[str, set[str]] = {key: set() for key in self._specs}
         self._tallies = {key: Tally() for key in self._specs}
         self._skipped: dict[str, str] = {}
+        self._prompts: dict[Way, Tally] = {}
+        self._way = PLAIN
+
+    def choose_prompt(self, ways: Mapping[Way, "Policy"], seconds: float, show: Callable[[Text], None] = lambda line: None) -> None:
+        """Ask the same questions behind every prompt, and go on with the plainest that is nearly as good as the best.
+
+        Takes about so many seconds: the first questions are asked behind all prompts, however long that takes.
+        """
+        ends = self._clock.monotonic() + seconds
+        usable = dict(ways)
+        for batch in range(PROMPT_BATCHES):
+            asked = self._sample(BATCH, batch)
+            for way in list(usable):
+                show(Text(f"comparing prompts, now {way.shown}"))
+                if not all(usable[way].fits(question) for _, question in asked):
+                    del usable[way]  # and its tally: it was asked other questions than the rest
+                    self._prompts.pop(way, None)
+                    continue
+                seed = stream_seed("prompts", self._seed, batch)
+                self._prompts[way] = self._prompts.get(way, Tally()) + self._answered(usable[way], asked, seed)
+            if not usable or self._clock.monotonic() >= ends:
+                break
+        if self._prompts:
+            self._way = plainest({way: tally.estimate for way, tally in self._prompts.items()})
+            self._policy = usable[self._way]
+
+    def _sample(self, count: int, batch: int) -> list[tuple[Family, Question]]:
+        """Questions of one level after the other, easy ones among them."""
+        keys, asked = list(self._tallies), list[tuple[Family, Question]]()
+        for place in range(batch * count, batch * count + len(keys)):
+            key = keys[place % len(keys)]
+            with contextlib.suppress(Unusable):  # which is said when its turn comes
+                family = self._family(key)
+                asked.append((family, self._draw(key, family)))
+            if len(asked) == count:
+                break
+        return asked
 
     def run(self, seconds: float, show: Callable[[Text], None] = lambda line: None) -> ProbeResult:
         """Ask for so many seconds, or until everything is decided. Ctrl-C ends it early. `show` gets a line about each batch."""
@@ -255,7 +324,8 @@ class Probe:
         found = ranked((self._specs[key], tally) for key, tally in self._tallies.items() if tally.questions)
         unseen = tuple(key for key, tally in self._tallies.items() if not tally.questions)
         taken = self._clock.monotonic() - began
-        return ProbeResult(self._policy.name, self._group_size, taken, tuple(found), self._skipped, unseen)
+        compared = tuple(self._prompts.items())
+        return ProbeResult(self._policy.name, self._group_size, taken, tuple(found), self._skipped, unseen, compared, self._way)
 
     def _look(self, key: str, count: int) -> None:
         try:
@@ -265,11 +335,14 @@ class Probe:
             self._skipped[key] = str(reason)
 
     def _ask(self, key: str, count: int) -> Tally:
-        began, family = self._clock.monotonic(), self._family(key)
+        family = self._family(key)
         seed = stream_seed("probe", self._seed, key, self._tallies[key].questions)
-        questions = [self._draw(key, family) for _ in range(count)]
-        seen = Tally()
-        for question, answers in zip(questions, self._policy.answer(questions, self._group_size, seed), strict=True):
+        return self._answered(self._policy, [(family, self._draw(key, family)) for _ in range(count)], seed)
+
+    def _answered(self, policy: "Policy", asked: Sequence[tuple[Family, Question]], seed: int) -> Tally:
+        began, seen = self._clock.monotonic(), Tally()
+        groups = policy.answer([question for _, question in asked], self._group_size, seed)
+        for (family, question), answers in zip(asked, groups, strict=True):
             scores = family.score_all(question, [answer.text for answer in answers])
             scored = tuple(replace(answer, reward=score) for answer, score in zip(answers, scores, strict=True))
             seen += tally_of(Rollout(question, scored, "probe", 0))
@@ -297,11 +370,13 @@ class Probe:
 
 def tally_of(rollout: Rollout) -> Tally:
     done = rollout.completions
+    tagged = sum(parsed_answer(each.text) is not None for each in done)
     return Tally(
         questions=1,
         informative=int(rollout.informative),
         completions=len(done),
-        tagged=sum(parsed_answer(each.text) is not None for each in done),
+        tagged=tagged,
+        divided=int(0 < tagged < len(done)),
         cut_off=sum(each.finish == "length" for each in done),
         reward=sum(rollout.rewards),
     )

@@ -8,7 +8,7 @@ import torch
 from rl_swarm.errors import ModelError
 from rl_swarm.learning.engine.attention import Growing
 from rl_swarm.learning.engine.lean import LeanDecoder
-from rl_swarm.learning.policy import LONGEST_TOKEN, PLAIN_PROMPT, SYSTEM_PROMPT, Policy, out_of_memory
+from rl_swarm.learning.policy import LONGEST_TOKEN, PLAIN_TURN, SYSTEM_PROMPT, Policy, Prompting, out_of_memory
 from rl_swarm.rollout import Completion
 from tests.support.tiny_models import NO_SYSTEM_TEMPLATE, QUESTIONS, chat_tokenizer, llama, plain_tokenizer, policy
 
@@ -228,8 +228,76 @@ def test_a_template_without_system_role_gets_the_instruction_from_the_user() -> 
 def test_a_tokenizer_without_template_or_pad_token_gets_the_plain_form() -> None:
     made = policy("gpt2")
     assert made.tokenizer.pad_token_id is None
-    assert made.tokenizer.decode(made.prompt_ids("7?")) == PLAIN_PROMPT.format(system=SYSTEM_PROMPT, prompt="7?")
+    assert made.tokenizer.decode(made.prompt_ids("7?")) == f"{SYSTEM_PROMPT}\n\n{PLAIN_TURN.format('7?')}"
     assert made.prompt_ids("7?")[-1] not in made.end_ids
+
+
+EXAMPLES = (("1 + 1?", "<answer>2</answer>"), ("2 + 2?", "<answer>4</answer>"))
+
+
+def prompted(architecture: str = "llama", examples: tuple[tuple[str, str], ...] = (), prefix: str = "") -> Policy:
+    made = policy(architecture)
+    return Policy(made.model, made.tokenizer, max_new_tokens=made.max_new_tokens, prompting=Prompting(examples, prefix))
+
+
+def test_examples_are_turns_before_the_question() -> None:
+    made = prompted(examples=EXAMPLES)
+    shown = "".join(
+        f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n" for asked, answer in EXAMPLES
+    )
+    system, question = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n", "<|im_start|>user\n7?<|im_end|>\n<|im_start|>assistant\n"
+    assert made.tokenizer.decode(made.prompt_ids("7?")) == system + shown + question
+    tokenizer = chat_tokenizer(NO_SYSTEM_TEMPLATE)
+    bare = Policy(llama(len(tokenizer)), tokenizer, max_new_tokens=4, prompting=Prompting(EXAMPLES))
+    first = f"<|im_start|>user\n{SYSTEM_PROMPT}\n\n1 + 1?<|im_end|>"
+    assert bare.tokenizer.decode(bare.prompt_ids("7?")).startswith(first), "the instruction comes once, at the beginning"
+    plain = prompted("gpt2", examples=EXAMPLES)
+    shown = "".join(f"Question: {asked}\nAnswer: {answer}\n\n" for asked, answer in EXAMPLES)
+    assert plain.tokenizer.decode(plain.prompt_ids("7?")) == f"{SYSTEM_PROMPT}\n\n{shown}Question: 7?\nAnswer:"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_prefix_is_part_of_the_text_and_not_of_what_is_trained_on(architecture: str) -> None:
+    made, bare = prompted(architecture, prefix="<answer>"), policy(architecture)
+    begun = made.tokenizer.encode("<answer>", add_special_tokens=False)
+    for group in answers(made):
+        for done in group:
+            assert done.text.startswith("<answer>") and made.completion_ids(done)[0] == done.token_ids
+            assert len(done.token_ids) == done.tokens <= made.max_new_tokens
+            context = made.context_ids("7?", done.text)
+            assert context == bare.prompt_ids("7?") + begun
+    [text] = made.greedy([QUESTIONS[2]])
+    ids = torch.tensor([bare.prompt_ids("7?") + begun])
+    expected = made.model(input_ids=ids).logits[0, -1].argmax().item()
+    said = made.tokenizer.encode(text.removeprefix("<answer>"), add_special_tokens=False)
+    assert not said or said[0] == expected or made.tokenizer.decode([expected]).startswith(made.tokenizer.decode(said[:1]))
+
+
+def test_logprobs_after_a_prefix_are_those_of_a_forward_pass() -> None:
+    made = prompted(prefix="<answer>")
+    for question, group in zip(QUESTIONS, answers(made), strict=True):
+        for done in group:
+            logprobs = forward_logprobs(made, made.context_ids(question.prompt, done.text), done.token_ids)
+            assert logprobs.sum().item() == pytest.approx(done.logprob, abs=1e-3)
+
+
+def test_a_peers_text_is_trained_on_after_the_prefix_only_if_it_begins_with_it() -> None:
+    made, bare = prompted(prefix="<answer>"), policy()
+    whole = Completion("<answer>42</answer>", finish="stop")
+    rest = tuple(made.tokenizer.encode("42</answer>", add_special_tokens=False))
+    assert made.completion_ids(whole) == ((*rest, made.end_id), True)
+    assert len(made.context_ids("7?", whole.text)) > len(bare.prompt_ids("7?"))
+    other = Completion("The answer", finish="stop")
+    assert made.completion_ids(other) == bare.completion_ids(other)
+    assert made.context_ids("7?", other.text) == bare.prompt_ids("7?")
+    assert bare.context_ids("7?", whole.text) == bare.prompt_ids("7?"), "a node without a prefix learns to write the tag"
+
+
+def test_greedy_after_another_prefix() -> None:
+    made = prompted(prefix="<think>")
+    assert all(text.startswith("<think>") for text in made.greedy(QUESTIONS))
+    assert all(text.startswith("<answer>") for text in made.greedy(QUESTIONS, "<answer>"))
+    assert made.greedy(QUESTIONS, "") == policy().greedy(QUESTIONS)
 
 
 def test_the_instruction_asks_for_what_the_verifier_reads() -> None:

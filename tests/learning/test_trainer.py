@@ -359,7 +359,7 @@ def test_what_is_measured() -> None:
     measured = trainer_of(made).update(batch)
     assert set(measured) == {
         *("loss", "grad_norm", "entropy", "informative", "tokens_trained", "too_long"),
-        *("weight_mean", "weight_mean_negative", "external_weighed", "external_discounted"),
+        *("weight_mean", "weight_mean_negative", "external_weighed", "external_discounted", "learning_rate"),
     }
     assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
     vanishing = [place for place in (1, 2) if sequence_logprob(made, PEER, place) - (-4.0, 0.0)[place - 1] < math.log(VANISHING)]
@@ -372,8 +372,8 @@ def test_what_is_measured() -> None:
 def test_the_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_swarm.learning.trainer.MAX_GRAD_NORM", 1e-3)
     made = policy()
-    batch, trainer = scored(made), trainer_of(made)
-    trainer._optimizer = torch.optim.SGD(trainer._parameters, lr=1.0)
+    batch, trainer = scored(made), trainer_of(made, rate=1.0)
+    trainer._optimizer = torch.optim.SGD(trainer._parameters)
     before = torch.cat([p.detach().flatten() for p in made.model.parameters()])
     assert trainer.update(batch)["grad_norm"] > 1e-2, "what is reported is the norm before"
     after = torch.cat([p.detach().flatten() for p in made.model.parameters()])
@@ -478,7 +478,18 @@ def test_a_restart_can_change_the_learning_rate() -> None:
     trainer.update(scored(made))
     slower = trainer_of(policy(), rate=1e-6)
     slower.restore(trainer.state())
-    assert slower._optimizer.param_groups[0]["lr"] == 1e-6
+    assert slower.update(scored(made))["learning_rate"] == 1e-6
+
+
+def test_a_step_has_its_share_of_the_learning_rate() -> None:
+    moved = []
+    for share in (1.0, 0.25, 0.0):
+        made = policy()
+        trainer = trainer_of(made, rate=1e-3)
+        before = made.model.get_input_embeddings().weight.detach().clone()
+        assert trainer.update(scored(made), share)["learning_rate"] == 1e-3 * share
+        moved.append((made.model.get_input_embeddings().weight - before).abs().max().item())
+    assert moved[0] == pytest.approx(1e-3, rel=0.01) and moved[1] == pytest.approx(moved[0] / 4, rel=0.01) and moved[2] == 0
 
 
 def test_a_state_of_another_model_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 from rl_swarm.clock import Clock
 from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError
+from rl_swarm.learning.schedule import rate_share
 from rl_swarm.node.worker import LAST_SAVE_SECONDS, SAVED_SECONDS, WARNING_ROUNDS, Learner, Worker
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.rollout import decode
@@ -25,7 +26,7 @@ from tests.support.rows import metrics
 from tests.support.standins import StandInCheckpoints, StandInPolicy, StandInTasks, StandInTrainer
 
 LAYOUT = Layout("trial")
-EVALUATED = {"held_out": 0.125, "held_out_style_blind": 0.5}
+EVALUATED = {"held_out": 0.125, "held_out_style_blind": 0.5, "held_out_in_form": 0.25}
 
 
 def make(store: Store, tmp_path: Path, clock: Clock, node_id: str = "me", **more: Any) -> Worker:
@@ -121,7 +122,7 @@ def test_hearing_of_a_round_makes_it_wait_again(tmp_path: Path) -> None:
     announce(store, 0)
 
     class Announcing(StandInTrainer):
-        def update(self, batch: Any) -> dict[str, float]:
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
             if self.policy_version == 2:
                 announce(store, 1)
             return super().update(batch)
@@ -199,8 +200,8 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
     )
     worker.run()
     assert saved == [4, 8, 12]
-    assert evaluated == [0, 5, 10]
-    assert [row["round"] for row in finish(worker) if row["held_out"] is not None] == [4, 9]
+    assert evaluated == [0, 5, 10, 12], "also at the end"
+    assert [row["round"] for row in finish(worker) if row["held_out"] is not None] == [4, 9, 11]
 
 
 def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ def test_a_stop_during_the_update_still_evaluates_so_that_weights_and_round_agre
     stop, checkpoints = Stop(), StandInCheckpoints()
 
     class Stopping(StandInTrainer):
-        def update(self, batch: Any) -> dict[str, float]:
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
             stop.requested = self.policy_version == 1
             return super().update(batch)
 
@@ -328,6 +329,7 @@ GOOD: dict[str, Any] = {
     "tasks": {"cursor": 8},
     "swarm": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
     "evaluated_at": 2,
+    "max_rounds": 5,
 }
 
 
@@ -401,7 +403,7 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
 
 def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
     class Discounting(StandInTrainer):
-        def update(self, batch: Any) -> dict[str, float]:
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
             number, share = self.policy_version, 6.0 if self.policy_version < 60 else 2.0
             weighed = {} if number % 2 else {"external_weighed": 8.0, "external_discounted": share}
             return super().update(batch) | weighed
@@ -440,12 +442,17 @@ def test_it_says_what_happens_from_the_start_to_the_end_and_after_a_stop(tmp_pat
     assert lines_of(worker) == [
         "new: 5 rounds",
         "measuring accuracy on held-out questions before training",
-        "held-out accuracy at round 0: 12.5%, in any form 50.0%",
+        "held-out accuracy at round 0: 12.5%, begun with <answer> 25.0%, in any form 50.0%",
         f"saved at round 3: {path}",
         "stopped at round 3",
     ]
     again = make(store, tmp_path, VirtualClock(), **more)
-    assert lines_of(again) == ["resumed at round 3 of 5", f"saved at round 5: {path}", "complete: 5 rounds"]
+    assert lines_of(again) == [
+        "resumed at round 3 of 5",
+        "held-out accuracy at round 5: 12.5%, begun with <answer> 25.0%, in any form 50.0%",
+        f"saved at round 5: {path}",
+        "complete: 5 rounds",
+    ]
     started = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "started"]
     assert [(row["resumed"], row["round"]) for row in started] == [(False, 0), (True, 3)]
 
@@ -454,7 +461,7 @@ def test_of_many_checkpoints_it_tells_the_first_the_last_and_few_between(tmp_pat
     clock = VirtualClock()
 
     class Slow(StandInTrainer):
-        def update(self, batch: Any) -> dict[str, float]:
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
             clock.sleep(SAVED_SECONDS / 10)
             return super().update(batch)
 
@@ -469,3 +476,28 @@ def test_a_latecomer_says_where_the_swarm_is(tmp_path: Path) -> None:
     for number in range(4):
         announce(store, number)
     assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["new: 5 rounds", "the swarm is at round 3: going on there"]
+
+
+def test_the_rate_falls_with_the_rounds_of_the_swarm(tmp_path: Path) -> None:
+    shares = list[float]()
+
+    class Rates(StandInTrainer):
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
+            shares.append(rate_share)
+            return super().update(batch)
+
+    store = MemoryStore()
+    announce(store, 3)  # a late joiner
+    worker = make(store, tmp_path, VirtualClock(), trainer=Rates(), max_rounds=6, schedule="linear")
+    worker.run()
+    assert shares == [rate_share("linear", number, 6, updates) for updates, number in enumerate((3, 4, 5))]
+
+
+def test_a_run_that_is_extended_says_what_happens_to_the_rate(tmp_path: Path) -> None:
+    checkpoints = StandInCheckpoints()
+    make(MemoryStore(), tmp_path / "1", VirtualClock(), checkpoints=checkpoints).run()
+    again = make(MemoryStore(), tmp_path / "2", VirtualClock(), checkpoints=checkpoints, max_rounds=11)
+    told = "MAX_ROUNDS is 11 instead of 5: the learning rate goes on at 51% of LEARNING_RATE instead of 2%"
+    assert [line for line in lines_of(again) if line.startswith("MAX_ROUNDS")] == [f"{told}, and falls until the new end"]
+    constant = make(MemoryStore(), tmp_path / "3", VirtualClock(), checkpoints=checkpoints, max_rounds=13, schedule="constant")
+    assert not [line for line in lines_of(constant) if line.startswith("MAX_ROUNDS")]

@@ -27,7 +27,8 @@ METRICS = {"timestamp": 1.0, "node_id": "w1", "experiment": "trial", "round": 3,
 STATE = {"timestamp": 1.0, "event_type": "state", "node_id": "w1", "experiment": "trial", "data": {"doing": "training", "round": 3}}
 EVENTS = [
     STATE,
-    STATE | {"event_type": "evaluation", "data": {"round": 0, "held_out": 0.1, "held_out_style_blind": 0.5}},
+    STATE
+    | {"event_type": "evaluation", "data": {"round": 0, "held_out": 0.1, "held_out_style_blind": 0.5, "held_out_in_form": 0.4}},
     STATE | {"event_type": "model_loaded", "data": {"model": "nano"}},
 ]
 # fmt: off

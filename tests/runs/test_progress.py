@@ -115,7 +115,7 @@ ROWS = [
     '{"event_type":"state","timestamp":1,"data":{"round":-1e299,"doing":"\\ud800\\u001b[31m"}}',
     '{"event_type":"state","timestamp":-1e299,"data":{"round":1e299,"doing":"x"}}',
     '{"event_type":"\\ud800","timestamp":"\\ud800","data":"\\ud800"}',
-    '{"event_type":"evaluation","data":{"round":0,"held_out":0.5,"held_out_style_blind":0.5,"held_out_by_task":{"\\ud800":0.1}}}',
+    '{"event_type":"evaluation","data":{"round":0,"held_out":0.5,"held_out_style_blind":0.5,"held_out_in_form":0.5,"held_out_by_task":{"\\ud800":0.1}}}',
     '{"event":"\\ud800","round":[],"reward":{}}',
     *(
         '{"round":1,"reward":1,"timestamp":1,"muted":%s,"external_ids":%s,"data":%s}' % ((nested(depth),) * 3)

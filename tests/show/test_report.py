@@ -19,6 +19,7 @@ from rich.console import Console
 
 from rl_swarm.errors import ConfigError
 from rl_swarm.runs.examples import Answered, Example, published_examples, telling
+from rl_swarm.runs.measures import interval
 from rl_swarm.runs.summary import Change, Summary, ends_of, summarise
 from rl_swarm.show.card import MOST_LINES, Places, facts, headline, honest_note, sections, show_card, worth
 from rl_swarm.show.drawing import MOST_POINTS, label, smooth, thin
@@ -110,7 +111,11 @@ def test_the_summary_is_what_the_files_say(finished: Finished) -> None:
     assert (summary.first_rounds, summary.last_rounds) == ((0, 1, 2), tuple(range(6, 16)))
     assert summary.reward.before == pytest.approx(raw.reward(raw.names, range(3)))
     assert summary.reward.after == pytest.approx(raw.reward(raw.names, range(6, 16)))
-    for change, field in ((summary.held_out, "held_out"), (summary.style_blind, "held_out_style_blind")):
+    for change, field in (
+        (summary.held_out, "held_out"),
+        (summary.style_blind, "held_out_style_blind"),
+        (summary.in_form, "held_out_in_form"),
+    ):
         assert change.before == pytest.approx(raw.held_out(raw.names, 0, field))
         assert change.after == pytest.approx(raw.held_out(raw.names, 16, field))
     assert summary.uses == raw.uses()
@@ -135,9 +140,15 @@ def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> No
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
     assert text.splitlines()[0] == "RL Swarm trial: 3 nodes, 16 rounds, 32 s"
     assert re.search(rf"^  reward +{before:.3f} +{after:.3f}  {after / before:.1f} times$", text, re.MULTILINE)
-    for name, field in (("as the verifier reads", "held_out"), ("style-blind", "held_out_style_blind")):
-        figures = (percent(raw.held_out(raw.names, number, field)) for number in (0, 16))
-        assert re.search(rf"^  held-out, {name} +{' +'.join(figures)}$", text, re.MULTILINE)
+    for name, field in (
+        ("as the verifier reads", "held_out"),
+        ("in the form", "held_out_in_form"),
+        ("style-blind", "held_out_style_blind"),
+    ):
+        before, after = (raw.held_out(raw.names, number, field) for number in (0, 16))
+        low, high = interval(after, 80)
+        shown = f"{percent(before)} +{percent(after)}  {100 * low:.0f} to {100 * high:.0f} %"
+        assert re.search(rf"^  held-out, {name} +{shown}$", text, re.MULTILINE)
     assert "before is rounds 0 to 2" in text and "after is rounds 6 to 15" in text
     assert "80 questions that nobody trains on" in text and "at round 16" in text
     for name in raw.names:
@@ -278,7 +289,7 @@ def test_names_that_a_drawing_library_would_misread_are_drawn() -> None:
 
 
 def empty_summary() -> Summary:
-    return Summary("e", {}, {}, (), 0, None, 0.0, None, (), (), Change(), Change(), Change(), 0, (), {}, (), {})
+    return Summary("e", {}, {}, (), 0, None, 0.0, None, (), (), Change(), Change(), Change(), Change(), 0, (), {}, (), {})
 
 
 def test_a_run_with_nothing_in_it_still_has_a_report(tmp_path: Path) -> None:
@@ -355,18 +366,20 @@ def test_first_and_last_rounds_never_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "known", "expected"),
+    ("seen", "formed", "expected"),
     [
-        ((0.0, 0.5), (0.6, 0.5), "The rise is finding the form, not knowing more"),
-        ((0.0, 0.5), (0.6, 0.6), "Style-blind accuracy stayed at 60.0 %"),
-        ((0.1, 0.5), (0.5, 0.6), "of 40.0 points, style-blind accuracy accounts for 10.0"),
-        ((0.1, 0.2), (0.2, 0.5), "of 10.0 points, style-blind accuracy accounts for 10.0"),
+        ((0.0, 0.5), (0.6, 0.6), "finding the form, not knowing more: made to begin with <answer>, the base model answers 60.0 %"),
+        ((0.0, 0.6), (0.6, 0.7), "finding the form, not knowing more"),
+        ((0.1, 0.8), (0.5, 0.8), "The models know more than before: made to begin with <answer>, the base model answers 50.0 %"),
+        ((0.1, 0.8), (0.5, 0.8), "so the rise goes 30.0 points beyond the form."),
+        ((0.1, 0.52), (0.5, 0.6), "2.0 points beyond the form, within what chance explains on 400 questions."),
         ((0.3, 0.3), (0.2, 0.5), "did not rise"),
         ((None, None), (0.2, 0.5), "was not measured"),
     ],
 )
-def test_the_note_says_how_much_is_only_the_form(seen: Any, known: Any, expected: str) -> None:
-    assert expected in honest_note(replace(empty_summary(), held_out=Change(*seen), style_blind=Change(*known)))
+def test_the_note_says_how_much_is_only_the_form(seen: Any, formed: Any, expected: str) -> None:
+    found = replace(empty_summary(), held_out=Change(*seen), in_form=Change(*formed), held_out_questions=400)
+    assert expected in honest_note(found)
 
 
 def test_a_rise_from_nothing_has_no_factor() -> None:
@@ -381,11 +394,11 @@ def test_nodes_that_were_not_measured_first_and_last_are_left_out_of_the_mean(tm
     run.play(4)
     run.evaluate(4)
     late = run.worker("w4", 3, 2)
-    late.journal.event("evaluation", round=2, held_out=1.0, held_out_style_blind=1.0)
-    late.journal.event("evaluation", round=4, held_out=1.0, held_out_style_blind=1.0)
+    late.journal.event("evaluation", round=2, held_out=1.0, held_out_style_blind=1.0, held_out_in_form=1.0)
+    late.journal.event("evaluation", round=4, held_out=1.0, held_out_style_blind=1.0, held_out_in_form=1.0)
     died = run.worker("w5", 4, 2)
-    died.journal.event("evaluation", round=0, held_out=1.0, held_out_style_blind=1.0)
-    died.journal.event("evaluation", round=2, held_out=1.0, held_out_style_blind=1.0)
+    died.journal.event("evaluation", round=0, held_out=1.0, held_out_style_blind=1.0, held_out_in_form=1.0)
+    died.journal.event("evaluation", round=2, held_out=1.0, held_out_style_blind=1.0, held_out_in_form=1.0)
     run.copy()
     summary = summarise(run.store, LAYOUT)
     assert summary.held_out == Change(pytest.approx(0.1), pytest.approx(0.2))

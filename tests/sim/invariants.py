@@ -117,7 +117,7 @@ class Witness:
         self.weights[node_id] = worker.trainer
         _wrap(worker, "play", lambda play, round_number: self._playing(life, worker, play, round_number))
         _wrap(worker.swarm.exchange, "gather", lambda gather, *rest: self._gathering(life, worker, store, gather, *rest))
-        _wrap(worker.trainer, "update", lambda update, batch: self._training(life, worker, update, batch))
+        _wrap(worker.trainer, "update", lambda update, *rest: self._training(life, worker, update, *rest))
         _wrap(worker.policy, "answer", lambda answer, *rest: self._sampling(life, answer, *rest))
         _wrap(worker.swarm.member.publisher, "put", lambda put, name, data: self._putting(life, put, name, data))
         _wrap(worker.journal, "round_done", lambda done, row: self._recording(life, worker, done, row))
@@ -232,8 +232,8 @@ class Witness:
     def _whole(self, data: bytes) -> bool:
         return bool(self._ids(data))
 
-    def _training(self, life: Life, worker: Worker, update: Callable[[Any], Any], batch: Any) -> Any:
-        learnt = update(batch)
+    def _training(self, life: Life, worker: Worker, update: Callable[..., Any], *rest: Any) -> Any:
+        learnt = update(*rest)
         batches: list[list[str]] = worker.trainer.batches  # type: ignore[attr-defined]
         external = [name for each in batches for name in each if not name.startswith(f"{life.node_id}/")]
         again = [name for name, count in Counter(external).items() if count > 1]

@@ -211,7 +211,7 @@ class TimedTrainer(StandInTrainer):
         self.seconds = seconds
         self.batches: list[list[str]] = []
 
-    def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, batch: Sequence[Rollout], rate_share: float = 1.0) -> dict[str, float]:
         self.clock.sleep(self.seconds)
         self.batches.append([rollout.id for rollout in batch])
         return super().update(batch)

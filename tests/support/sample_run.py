@@ -78,6 +78,7 @@ class SampleRun:
     def evaluate(self, number: int, **figures: Any) -> None:
         for place, worker in enumerate(self.workers.values()):
             row = {"held_out": 0.1 * place + number / 40, "held_out_style_blind": 0.7 - number / 80, "held_out_questions": 80}
+            row["held_out_in_form"] = 0.3 + number / 80
             worker.journal.event("evaluation", round=number, **(row | figures))
 
     def play(self, rounds: int) -> "SampleRun":

@@ -85,7 +85,7 @@ class StandInTrainer:
         self.policy_version = 0
         self.weights = 0
 
-    def update(self, batch: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, batch: Sequence[Rollout], rate_share: float = 1.0) -> dict[str, float]:
         self.policy_version += 1
         self.weights = stream_seed(self.weights, *(rollout.id for rollout in batch))
         return {"loss": 0.0, "informative": float(sum(rollout.informative for rollout in batch))}

@@ -333,8 +333,8 @@ def test_a_thousand_files_under_a_nodes_name_do_not_hide_its_own(tmp_path: Path)
 
 
 def test_a_group_of_giant_numbers_for_coin_flip_costs_nothing(tmp_path: Path) -> None:
-    tasks = Tasks(parse_tasks("coin_flip"), seed=1, node_id="me", held_out_per_task=0)
-    theirs = Tasks(parse_tasks("coin_flip"), seed=1, node_id="evil", held_out_per_task=0).draw(1)[0]
+    tasks = Tasks(parse_tasks("coin_flip"), seed=1, node_id="me", held_out=0)
+    theirs = Tasks(parse_tasks("coin_flip"), seed=1, node_id="evil", held_out=0).draw(1)[0]
     group = tuple(Completion(f"<answer>1e32{number:05}</answer>") for number in range(24))
     store = MemoryStore(clock=SystemClock())
     put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
@@ -351,8 +351,8 @@ def test_a_group_of_slow_answers_ends_at_the_quota(tmp_path: Path, monkeypatch: 
         "def question(seed, index):\n    return f'{seed} {index}', 'a'\n"
         "def score(question, text):\n    time.sleep(0.3)\n    return 1.0\n"
     )
-    tasks = Tasks(parse_tasks(str(tmp_path / "slow.py")), seed=1, node_id="me", held_out_per_task=0)
-    theirs = Tasks(tasks.specs, seed=1, node_id="evil", held_out_per_task=0).draw(1)[0]
+    tasks = Tasks(parse_tasks(str(tmp_path / "slow.py")), seed=1, node_id="me", held_out=0)
+    theirs = Tasks(tasks.specs, seed=1, node_id="evil", held_out=0).draw(1)[0]
     group = tuple(Completion(f"<answer>{number}</answer>") for number in range(24))
     store = MemoryStore(clock=SystemClock())
     put(store, 0, "evil", encode(Bundle("trial", "evil", 0, (Rollout(theirs, group, "evil", 0),))))
@@ -465,7 +465,7 @@ def test_text_that_was_taken_once_is_not_taken_again_whoever_sends_it(tmp_path: 
 
 
 def test_the_same_question_under_another_seed_of_reasoning_gym_is_no_other(tmp_path: Path) -> None:
-    tasks = Tasks(parse_tasks("gcd"), seed=1, node_id="me", held_out_per_task=0)
+    tasks = Tasks(parse_tasks("gcd"), seed=1, node_id="me", held_out=0)
     one, twin = made_at(tasks, 7, 4), made_at(tasks, 8, 3)
     assert one.prompt == twin.prompt and (one.seed, one.index) != (twin.seed, twin.index)
     group = (Completion(f"<answer>{one.answer}</answer>"), Completion("<answer>no</answer>"))

@@ -80,7 +80,7 @@ def actor(actor_file: Path) -> Tasks:
 
 
 def make(file: Path) -> Tasks:
-    return Tasks(parse_tasks(str(file)), seed=1, node_id="a", held_out_per_task=1)
+    return Tasks(parse_tasks(str(file)), seed=1, node_id="a", held_out=1)
 
 
 def pid_of(tasks: Tasks) -> int:
@@ -177,7 +177,7 @@ def test_nothing_that_a_task_prints_leaves_it_and_nothing_it_reads_is_a_request(
 
 
 def test_a_verifier_of_reasoning_gym_that_prints_is_not_heard(capfd: pytest.CaptureFixture[str]) -> None:
-    tasks = Tasks(parse_tasks("tower_of_hanoi"), seed=1, node_id="a", held_out_per_task=0)
+    tasks = Tasks(parse_tasks("tower_of_hanoi"), seed=1, node_id="a", held_out=0)
     (question,) = tasks.draw(1)
     tasks.score(question, tagged("Move disk 1 from Peg 99 to \x1b[31mPeg 2"))
     tasks.score(question, tagged("Move disk 1 from Peg 99 to Peg 2"))
@@ -270,7 +270,7 @@ def test_the_node_imports_neither_reasoning_gym_nor_anything_in_the_current_fold
     script = """
         import sys
         from rl_swarm.tasks import Tasks, parse_tasks
-        tasks = Tasks(parse_tasks("arc_1d,binary_matrix,countdown"), seed=1, node_id="a", held_out_per_task=2)
+        tasks = Tasks(parse_tasks("arc_1d,binary_matrix,countdown"), seed=1, node_id="a", held_out=2)
         question = tasks.held_out()[0]
         tasks.score_all(question, ["<answer>1</answer>"] * 4)
         tasks.draw(5)
@@ -315,7 +315,7 @@ def test_the_order_of_sets_is_the_same_on_every_node(tmp_path: Path) -> None:
     (tmp_path / "hash.py").write_text("def question(seed, index):\n    return str(hash('word')), 'a'\n")
     command = [sys.executable, "-c", "print(hash('word'))"]
     done = subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=True)
-    tasks = Tasks(parse_tasks(str(tmp_path / "hash.py")), seed=1, node_id="a", held_out_per_task=0)
+    tasks = Tasks(parse_tasks(str(tmp_path / "hash.py")), seed=1, node_id="a", held_out=0)
     assert tasks.draw(1)[0].prompt == done.stdout.strip()
 
 

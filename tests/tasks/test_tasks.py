@@ -383,7 +383,7 @@ class TestStream:
         assert tasks.counters["repeated_question"] == 0
         drawn = first + tasks.draw(220)
         assert tasks.counters["repeated_question"] > 100
-        assert len({question.text_id for question in drawn}) > 160
+        assert len({question.text_id for question in drawn}) == 150, "a quarter is held out"
 
     def test_datasets_are_not_made_for_each_question(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from reasoning_gym import factory
@@ -442,17 +442,21 @@ class TestHeldOut:
     def test_the_same_for_every_node_and_seed(self) -> None:
         one, other = make("paper", "a", 1).held_out(), make("paper", "b", 2).held_out()
         assert one == other
-        assert len(one) == 9 * 16
+        assert len(one) >= 400
         assert len({question.text_id for question in one}) == len(one)
 
-    def test_depends_on_the_task_only(self) -> None:
+    def test_another_task_changes_only_how_many_there_are(self) -> None:
         alone = make("gcd:max_value=50").held_out()
         among = [question for question in make("gcd:max_value=50*4,lcm").held_out() if question.task == "gcd"]
-        assert alone == among
+        assert 100 < len(among) < len(alone) and alone[: len(among)] == among
+
+    def test_large_tasks_make_up_for_small_ones(self) -> None:
+        counts = Counter(question.task for question in make("gcd:max_value=8,chain_sum,lcm").held_out())
+        assert counts["gcd"] <= 16 and counts["chain_sum"] == counts["lcm"] and counts.total() >= 400
 
     def test_size(self) -> None:
-        assert len(make("gcd", held_out_per_task=5).held_out()) == 5
-        assert make("gcd", held_out_per_task=0).held_out() == []
+        assert len(make("gcd", held_out=5).held_out()) == 5
+        assert make("gcd", held_out=0).held_out() == []
 
     def test_small_tasks_keep_most_for_training(self) -> None:
         tasks = make("gcd:max_value=3")  # nine questions
@@ -799,7 +803,7 @@ class TestOwnTasks:
         assert [own.score(question, tagged(question.answer)) for question in drawn] == [1.0] * 5
         assert own.score(drawn[0], tagged("0")) == 0.0
         assert own.verify(published(drawn[0], tagged(drawn[0].answer), "?")).rewards == [1.0, 0.0]
-        assert len(own.held_out()) == 16
+        assert len(own.held_out()) == 400
 
     def test_another_file_is_another_task(self, own: Tasks, own_file: Callable[..., Path]) -> None:
         peer = make(str(own_file(LADDER + "\n# other")), "peer")
@@ -878,3 +882,39 @@ class TestOwnTasks:
         for question in tasks.draw(5):
             assert tasks.score(question, tagged(question.answer)) == 1.0
             assert tasks.score(question, tagged("no")) == 0.0
+
+
+class TestExamples:
+    def test_they_are_right_in_the_form_that_is_read_and_not_held_out(self) -> None:
+        tasks = make("easy")
+        examples = tasks.examples(7)
+        assert len(examples) == len(dict(examples)) == 7
+        held = {question.prompt for question in tasks.held_out()}
+        assert not held & dict(examples).keys()
+        assert all(parsed_answer(answer) for _, answer in examples)
+        assert len({prompt.split()[0] for prompt, _ in examples[:5]}) > 2, "the tasks take turns"
+
+    def test_the_same_for_every_node_and_seed(self) -> None:
+        assert make("easy", "a", 1).examples(3) == make("easy", "b", 2).examples(3) == make("easy").examples(5)[:3]
+
+    def test_tasks_without_a_key_are_left_out(self) -> None:
+        assert make("propositional_logic").examples(2) == ()
+        assert make("propositional_logic,gcd").examples(2) == make("gcd,propositional_logic").examples(2)
+
+    def test_none(self) -> None:
+        assert make("gcd").examples(0) == ()
+
+
+class TestFormBonus:
+    def test_an_answer_that_is_read_gets_it_right_or_wrong(self) -> None:
+        tasks = Tasks(parse_tasks("gcd"), seed=1, node_id="me", held_out=0, format_reward=0.1)
+        question = Tasks(parse_tasks("gcd"), seed=1, node_id="peer", held_out=0).draw(1)[0]
+        texts = (f"<answer>{question.answer}</answer>", "<answer>none</answer>", "no idea")
+        verified = tasks.verify(Rollout(question, tuple(map(Completion, texts)), "peer", 0))
+        assert verified.rewards == [1.0, 0.0, 0.0] and verified.values == [1.1, 0.1, 0.0]
+
+    def test_a_claim_of_a_peer_is_not_believed(self) -> None:
+        tasks = Tasks(parse_tasks("gcd"), seed=1, node_id="me", held_out=0)
+        question = Tasks(parse_tasks("gcd"), seed=1, node_id="peer", held_out=0).draw(1)[0]
+        claimed = (Completion("no idea", bonus=0.9), Completion("<answer>none</answer>"))
+        assert tasks.verify(Rollout(question, claimed, "peer", 0)).values == [0.0, 0.0]

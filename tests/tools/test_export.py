@@ -54,8 +54,8 @@ FIGURES = Figures(
     reward_rounds=10,
     reward_first=0.0125,
     reward_last=0.25,
-    held_out_before=Evaluated(0, 0.05, 0.4, 80, {"gcd": 0.1}),
-    held_out_after=Evaluated(60, 0.35, 0.45, 80, {"gcd": 0.5}),
+    held_out_before=Evaluated(0, 0.05, 0.4, 0.2, 80, {"gcd": 0.1}),
+    held_out_after=Evaluated(60, 0.35, 0.45, 0.4, 80, {"gcd": 0.5}),
     versions={"rl-swarm": "0.1.0"},
 )
 IDS = torch.tensor([[5, 80, 33, 7, 120, 64, 2, 9]])
@@ -146,6 +146,7 @@ def test_the_card_states_the_run() -> None:
         "| mean reward, last 10 rounds | 0.250 |",
         "|  | before round 0 | before round 60 |",
         "| all, as the verifier reads it | 0.050 | 0.350 |",
+        "| all, begun with `<answer>` | 0.200 | 0.400 |",
         "| all, in whatever style | 0.400 | 0.450 |",
         "| `gcd` | 0.100 | 0.500 |",
     ):
@@ -160,7 +161,13 @@ def journals(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> Memory
 
 
 def evaluation(number: Any, passed: Any) -> dict[str, Any]:
-    data = {"round": number, "held_out": passed, "held_out_style_blind": 0.5, "held_out_by_task": {"gcd": passed}}
+    data = {
+        "round": number,
+        "held_out": passed,
+        "held_out_style_blind": 0.5,
+        "held_out_in_form": 0.25,
+        "held_out_by_task": {"gcd": passed},
+    }
     return {"event_type": "evaluation", "data": data | {"held_out_questions": 80}}
 
 

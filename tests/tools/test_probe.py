@@ -11,7 +11,9 @@ from reasoning_gym.factory import DATASETS
 from rich.console import Console
 from rich.text import Text
 
+from rl_swarm.config import load
 from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.learning.policy import Prompting
 from rl_swarm.randomness import generator
 from rl_swarm.rollout import Completion, Question, Rollout
 from rl_swarm.tasks import TaskSpec, canonical, parse_tasks
@@ -29,6 +31,8 @@ from rl_swarm.tools.probe import (
     tally_of,
     undecided,
 )
+from rl_swarm.tools.prompts import Way, prompted, ways_to_try
+from tests.support import tiny_models
 from tests.support.clocks import VirtualClock
 
 Chance = Callable[[Question], float]
@@ -155,7 +159,7 @@ class TestTally:
             Completion("<answer>", 0.0),
         )
         rollout = Rollout(Question("2 + 2?"), completions, "probe", 0)
-        assert tally_of(rollout) == Tally(questions=1, informative=1, completions=4, tagged=2, cut_off=1, reward=1.0)
+        assert tally_of(rollout) == Tally(questions=1, informative=1, completions=4, tagged=2, cut_off=1, reward=1.0, divided=1)
 
     def test_crumbs_of_partial_credit_are_not_informative(self) -> None:
         assert tally_of(Rollout(Question("?"), (Completion("a", 0.04), Completion("b", 0.0)), "probe", 0)).informative == 0
@@ -381,3 +385,53 @@ class TestView:
         named = parse_tasks('basic_arithmetic:operators=["+"]')
         Probe(named, pupil, group_size=8, seed=7, clock=clock).run(1.0, lines.append)
         assert str(lines[0]).startswith("1 s left, 0 of ") and str(lines[0]).endswith('now basic_arithmetic:operators=["+"]')
+
+
+class Prompted(Pupil):
+    """Writes the tag only behind examples, or where its completions begin with it."""
+
+    def __init__(self, clock: VirtualClock, way: Way, room: int = 10**6) -> None:
+        super().__init__(clock, lambda question: 0.5, tagged=1.0 if way.examples or way.prefix == "answer" else 0.0, room=room)
+
+
+class TestPrompts:
+    def compared(self, rooms: dict[Way, int] | None = None) -> ProbeResult:
+        clock = VirtualClock()
+        ways = {way: Prompted(clock, way, (rooms or {}).get(way, 10**6)) for way in ways_to_try(load({}))}
+        probe = Probe(parse_tasks("chain_sum,gcd"), ways[Way()], group_size=8, seed=7, clock=clock)  # type: ignore[arg-type]
+        probe.choose_prompt(ways, 5.0)  # type: ignore[arg-type]
+        return probe.run(20.0)
+
+    def test_the_plainest_way_that_is_nearly_as_good_as_the_best_is_taken(self) -> None:
+        report = self.compared()
+        tallies = dict(report.prompts)
+        assert set(tallies) == {Way(), Way(3), Way(0, "answer"), Way(3, "answer"), Way(0, "think")}
+        assert len({tally.questions for tally in tallies.values()}) == 1, "all are asked the same"
+        assert tallies[Way()].informative == 0 and tallies[Way(3)].informative > 0
+        assert report.way == Way(3)
+        assert report.settings["PROMPT_EXAMPLES"] == "3" and "COMPLETION_PREFIX" not in report.settings
+        assert all(tally.tagged_share == 1 for _, tally in report.seen), "the levels are asked behind that prompt"
+
+    def test_a_prompt_that_does_not_fit_is_left_out(self) -> None:
+        report = self.compared({Way(3): 1, Way(3, "answer"): 1})
+        assert report.way == Way(0, "answer") and report.settings["COMPLETION_PREFIX"] == "answer"
+        assert Way(3) not in dict(report.prompts)
+
+    def test_only_the_users_own_way_is_tried(self) -> None:
+        assert ways_to_try(load({"PROMPT_EXAMPLES": "2"})) == [Way(2)]
+        assert ways_to_try(load({"COMPLETION_PREFIX": "think"})) == [Way(0, "think")]
+        assert Way(0, "think") not in ways_to_try(load({"MAX_NEW_TOKENS": "32"}))
+
+    def test_a_reward_for_the_form_is_advised_where_only_some_completions_have_it(self) -> None:
+        report = report_of(("gcd", Tally(20, 0, 160, 6, divided=5)))
+        assert report.settings == {"FORMAT_REWARD": "0.1"} and "FORMAT_REWARD pays for the form" in report.advice
+        assert report_of(("gcd", Tally(20, 0, 160, 160))).settings == {}
+        assert "FORMAT_REWARD" not in report_of(("gcd", Tally(20, 10, 160, 80, divided=10))).settings
+
+    def test_examples_are_of_the_tasks_that_can_be_loaded(self) -> None:
+        made = prompted(tiny_models.policy(), [Way(), Way(3), Way(0, "answer")], parse_tasks("gcd,gdc,lcm"))
+        assert made[Way()].prompting == Prompting()
+        assert made[Way(0, "answer")].prompting == Prompting((), "<answer>")
+        prompts = [prompt for prompt, _ in made[Way(3)].prompting.examples]
+        assert len(prompts) == 2 and all("Find the" in prompt for prompt in prompts)
+        assert made[Way(3)].model is made[Way()].model

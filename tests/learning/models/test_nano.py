@@ -12,7 +12,7 @@ from rl_swarm.learning.models import LoadedModel, load, resolve_nano_folder
 from rl_swarm.learning.policy import Policy
 from rl_swarm.rollout import Question
 from rl_swarm.tasks import Tasks, parse_tasks
-from rl_swarm.tasks.styles import STYLES, TAGGED, bare_answer, style_blind_score, style_of
+from rl_swarm.tasks.styles import STYLES, TAGGED, bare_answer, in_tags, style_of
 
 torch.set_num_threads(1)
 SCRIPT = Path(__file__).parents[3] / "scripts" / "train_nano.py"
@@ -83,8 +83,11 @@ def test_nano_is_what_its_card_says(nano: LoadedModel) -> None:
     def share(scores: list[float]) -> float:
         return sum(score > 0.99 for score in scores) / len(scores)
 
-    assert share([style_blind_score(tasks.score, *pair) for pair in texts]) == pytest.approx(card["blind"], abs=0.1)
-    assert share([style_blind_score(tasks.score, *pair) for pair in greedy]) == pytest.approx(card["blind greedy"], abs=0.15)
+    def blind(asked: list[tuple[Question, str]]) -> float:
+        return share([tasks.score(question, in_tags(text)) for question, text in asked])
+
+    assert blind(texts) == pytest.approx(card["blind"], abs=0.1)
+    assert blind(greedy) == pytest.approx(card["blind greedy"], abs=0.15)
     assert 0.005 < share([tasks.score(*pair) for pair in texts]) < 0.05
     assert share([tasks.score(*pair) for pair in greedy]) < 0.03
     assert sum(style_of(text) == TAGGED for _, text in texts) / len(texts) == pytest.approx(STYLES[TAGGED], abs=0.025)
@@ -138,7 +141,7 @@ def test_the_script_writes_the_same_model_twice(script: ModuleType, tmp_path: Pa
 
 
 def test_no_held_out_question_is_trained_on(script: ModuleType) -> None:
-    held_out = {question.text_id for question in Tasks(parse_tasks("easy"), seed=0, node_id="any").held_out()}
+    held_out = {question.text_id for question in Tasks(parse_tasks("easy"), seed=0, node_id="any", held_out=80).held_out()}
     trained = {question.text_id for each in script.training_questions(7).values() for question in each}
     assert len(held_out) == 80
     assert not trained & held_out
@@ -170,13 +173,13 @@ def test_an_answer_is_found_in_no_style(text: str, answer: str | None) -> None:
     assert bare_answer(text) == answer
 
 
-def test_style_blind_score_is_what_the_verifier_pays_for_the_bare_answer() -> None:
+def test_in_tags_the_bare_answer_is_paid() -> None:
     tasks = Tasks(parse_tasks("easy"), seed=1, node_id="styles")
     question = tasks.draw(1)[0]
     right = f"The answer is {question.answer}."
-    assert (tasks.score(question, right), style_blind_score(tasks.score, question, right)) == (0.0, 1.0)
-    assert style_blind_score(tasks.score, question, "The answer is qqq.") == 0.0
-    assert style_blind_score(tasks.score, question, "") == 0.0
+    assert (tasks.score(question, right), tasks.score(question, in_tags(right))) == (0.0, 1.0)
+    assert tasks.score(question, in_tags("The answer is qqq.")) == 0.0
+    assert in_tags("") == ""
 
 
 def test_shares_of_styles_add_up() -> None:
