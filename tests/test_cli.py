@@ -223,6 +223,10 @@ WRONG_ARGUMENTS = [
     (("config", "--model-name", NO_TEXT), "an argument is not valid UTF-8"),
     (("export", f"x{NO_TEXT}"), "an argument is not valid UTF-8"),
     ((NO_TEXT,), "an argument is not valid UTF-8"),
+    (("stauts",), "No such command 'stauts'"),
+    (("status", "--wacth"), "No such option '--wacth'"),
+    (("status", "--watch", "x"), "Got unexpected extra argument (x): see rl-swarm status --help"),
+    (("export",), "Missing argument 'FOLDER'"),
 ]
 
 

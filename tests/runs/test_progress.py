@@ -55,6 +55,17 @@ def test_a_journal_made_to_be_slow_to_merge_takes_linear_time() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_limit_that_cuts_file_and_segments_at_other_places_gives_no_line_twice() -> None:
+    store, rows = MemoryStore(clock=VirtualClock()), [f"line {number:03d}\n" for number in range(200)]
+    store.put(KEY, "".join(rows).encode())
+    for number in range(20):
+        put(store, number, "".join(rows[10 * number : 10 * number + 10]))
+    for limit in range(300, 1200, 7):
+        found = progress.lines(store, KEY, limit)
+        assert found == [row.rstrip() for row in rows[-len(found) :]], limit
+        assert len(found) > limit // len(rows[0]) - 2
+
+
 def test_of_all_segments_together_no_more_is_read_than_of_one_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "JOURNAL_BYTES", 100_000)
     store = MemoryStore(clock=VirtualClock())
