@@ -263,7 +263,7 @@ class Worker:
 
     def _begin(self) -> int:
         """Restore the newest checkpoint, and return the round to start with."""
-        resumed = self.checkpoints.restore(self._resume)
+        resumed = self.checkpoints.restore(self.resume)
         number = resumed or 0
         self._mark_boundary(number)
         line = (
@@ -277,7 +277,7 @@ class Worker:
             self.journal.say(f"the swarm is at round {first}: going on there")
         return first
 
-    def _resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
+    def resume(self, number: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
         """Take over the state of a checkpoint; raise CheckpointError, with nothing changed, if it cannot be used."""
         state = typed(node_state, NodeState)
         if state.evaluated_at > number:
@@ -352,6 +352,11 @@ class Worker:
             if not last:
                 return
             self.clock.sleep(LAST_SAVE_PAUSE)
+
+    def save_before(self, number: int) -> None:
+        """Save a checkpoint between two rounds: this one has not begun."""
+        self._mark_boundary(number)
+        self._save(last=True)
 
     def _tell_saved(self, number: int, path: Path | None, last: bool) -> None:
         """Say where the first and the last checkpoint are, and seldom that there is a newer one."""

@@ -1,10 +1,12 @@
-"""Run one cell: all nodes of a swarm in one process on a memory store, each in the shipped loop, and keep their records.
+"""Run one cell: all nodes of a swarm in one process on a folder of its own, each in the shipped loop, and keep their records.
 
 Everything random is keyed on the seed, nodes take turns, and no timeout is near: the same cell gives the same rows. `schedule.py`
-runs every cell in a process of its own with one thread. There are no checkpoints: an interrupted cell starts again.
+runs every cell in a process of its own with one thread. A long cell is saved every few minutes, all nodes at the same round, and
+continues there. The rollouts that a node had read and not used yet are then read again, so what it chooses may differ.
 """
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,12 +26,13 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell, Split
-from rl_swarm.reproduce.results import CellResult, save
+from rl_swarm.reproduce.results import SAVED, CellResult, save
 from rl_swarm.runs import progress
 from rl_swarm.runs.record import Evaluated, Round
-from rl_swarm.store.memory import MemoryStore
+from rl_swarm.store import Store
+from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.swarm.membership import enter
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.tasks import tasks_version, warm_up
@@ -40,14 +43,12 @@ LOOKED_BACK = 10  # rounds over which an adaptive node measures how often its ow
 LEAST_OWN = 2  # with fewer own rollouts, a node could not tell how it is doing
 
 
-class _NoCheckpoints:
-    """Nodes of a cell neither save nor restore."""
+class _Saved(msgspec.Struct, frozen=True):
+    """Where an interrupted cell goes on: all nodes have a checkpoint of this round."""
 
-    def save(self, round: int, node_state: dict[str, Any], trainer_state: dict[str, Any]) -> None:
-        raise AssertionError("a node of a cell saves no checkpoint")
-
-    def restore(self, apply: object) -> None:
-        return None
+    round: int
+    before: Evaluated | None
+    seconds: float
 
 
 def adapted(split: Split, informative: Sequence[float], peers: int) -> Split:
@@ -64,15 +65,29 @@ def adapted(split: Split, informative: Sequence[float], peers: int) -> Split:
     return Split(own, split.total - own)
 
 
-def run_cell(cell: Cell, after_round: Callable[[int], object] = lambda number: None) -> CellResult:
-    """Play every round with every node; the order of the nodes changes from round to round, as it would among machines."""
-    began = time.monotonic()
+def run_cell(
+    cell: Cell, after_round: Callable[[int], object] = lambda number: None, folder: Path | None = None, save_seconds: float = 300.0
+) -> CellResult:
+    """Play every round with every node; the order of the nodes changes from round to round, as it would among machines.
+
+    With a `folder`, everything is kept there until the end, and an interrupted cell goes on from what was last saved.
+    """
     warm_up()
-    with tempfile.TemporaryDirectory(prefix="reproduce-") as folder, ExitStack() as closing:
-        store = MemoryStore()
-        members = [_make_member(cell, place, store, Path(folder), closing) for place in range(cell.arm.nodes)]
-        before = _evaluate_before(members[0][1])
-        for number in range(cell.rounds):
+    with ExitStack() as closing:
+        place = folder or Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="reproduce-")))
+        if folder and not (folder / SAVED).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a try that was cut off before it saved anything
+        (place / "store").mkdir(parents=True, exist_ok=True)
+        store = FolderStore(place / "store", local=True)
+        members = [_make_member(cell, number, store, place, closing) for number in range(cell.arm.nodes)]
+        saved = _resume(members, place)
+        began = last_saved = time.monotonic()
+        before = saved.before if saved else _evaluate_before(members[0][1])
+        spent = saved.seconds if saved else 0.0
+        for number in range(saved.round if saved else 0, cell.rounds):
+            if folder and time.monotonic() >= last_saved + save_seconds:
+                last_saved = time.monotonic()
+                _save(members, place, _Saved(number, before, spent + last_saved - began))
             order = list(members)
             generator(cell.seed, "order", number).shuffle(order)
             for node, worker in order:
@@ -84,7 +99,35 @@ def run_cell(cell: Cell, after_round: Callable[[int], object] = lambda number: N
             after_round(number + 1)
         rows = sorted((row for node, _ in members for row in _records(node)), key=lambda row: (row.round, row.node_id))
     assert len(rows) == len(members) * cell.rounds, "a journal lacks a round"
-    return CellResult(cell, tuple(rows), before, time.monotonic() - began)
+    return CellResult(cell, tuple(rows), before, spent + time.monotonic() - began)
+
+
+def _save(members: Sequence[tuple[Node, Worker]], place: Path, saved: _Saved) -> None:
+    """Save all nodes at the same round, and only then say so: of a round that not all have saved, none is used."""
+    for _, worker in members:
+        worker.save_before(saved.round)
+    part = place / "saved.part"
+    part.write_bytes(msgspec.json.encode(saved))
+    os.replace(part, place / SAVED)
+
+
+def _resume(members: Sequence[tuple[Node, Worker]], place: Path) -> _Saved | None:
+    """Restore all nodes as they were saved, and remove what they published since."""
+    from rl_swarm.learning.checkpoint import saved_in
+
+    try:
+        saved = msgspec.json.decode((place / SAVED).read_bytes(), type=_Saved)
+    except FileNotFoundError:
+        return None
+    for node, worker in members:
+        for number, path in saved_in(node.local.checkpoints):
+            if number > saved.round:
+                path.unlink()
+        assert worker.checkpoints.restore(worker.resume) == saved.round
+    for folder in (place / "store" / LAYOUT.root / "rollouts").glob("round_*"):
+        if (round_of_folder(folder.name) or 0) >= saved.round:
+            shutil.rmtree(folder)
+    return saved
 
 
 def _records(node: Node) -> list[Round]:
@@ -98,8 +141,9 @@ def _evaluate_before(worker: Worker) -> Evaluated | None:
     return Evaluated(round=0, **worker.evaluate())
 
 
-def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path, closing: ExitStack) -> tuple[Node, Worker]:
+def _make_member(cell: Cell, place: int, store: Store, folder: Path, closing: ExitStack) -> tuple[Node, Worker]:
     """Assemble a node as `open_node` in node/assembly.py does, without signals and threads."""
+    from rl_swarm.learning.checkpoint import Checkpoints
     from rl_swarm.node.learner import make_learner
 
     environment, node_id, clock, news = cell.environment(place), f"node_{place + 1:02d}", SystemClock(), Newsbox()
@@ -129,7 +173,7 @@ def _make_member(cell: Cell, place: int, store: MemoryStore, folder: Path, closi
     learner = make_learner(config)
     if model.startswith(QUANTISED):
         quantise(learner.policy.model)
-    return node, make_worker(node, learner, _NoCheckpoints())
+    return node, make_worker(node, learner, Checkpoints(local.checkpoints))
 
 
 def quantise(model: Any) -> None:
@@ -140,9 +184,14 @@ def quantise(model: Any) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the cell whose plan is in a file. The number of rounds done is kept in another file, to show the progress."""
+    """Run the cell whose plan is in a file. The number of rounds done is kept in another file, to show the progress.
+
+    What is needed to go on lies in a folder beside them until the result is there.
+    """
     plan, folder = map(Path, arguments)
     cell = msgspec.json.decode(plan.read_bytes(), type=Cell)
     counter = plan.with_suffix(".round")
     with watching_launcher(launcher_of(os.environ), lambda: os._exit(1)):  # it saves nothing before its end
-        save(folder, run_cell(cell, lambda number: counter.write_text(str(number))))
+        work = plan.with_suffix(".work")
+        save(folder, run_cell(cell, lambda number: counter.write_text(str(number)), work))
+        shutil.rmtree(work)

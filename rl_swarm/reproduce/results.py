@@ -23,6 +23,7 @@ from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
 from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.show.drawing import smooth
 
+SAVED = "saved.json"  # in the folder of an interrupted cell: where it goes on
 TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
 COLLAPSED = 0.5  # share of its peak that a run may lose before it counts as collapsed
 

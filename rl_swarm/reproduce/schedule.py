@@ -1,10 +1,11 @@
 """Run cells in processes of their own, several at a time, and estimate the time left.
 
 A cell with a result is not run again, so that the same command continues where it was stopped. Ctrl-C ends the running cells, which
-then start again. A cell that fails ends the schedule: a table with a hole is no table.
+then go on from what they last saved, every few minutes. A cell that fails ends the schedule: a table with a hole is no table.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from rl_swarm.errors import SwarmError
 from rl_swarm.processes.children import Child, python
 from rl_swarm.processes.stopping import on_signals
 from rl_swarm.reproduce.plan import Cell
-from rl_swarm.reproduce.results import CellResult, load
+from rl_swarm.reproduce.results import SAVED, CellResult, load
 from rl_swarm.show.formats import duration
 
 POLL_SECONDS = 0.2
@@ -51,7 +52,10 @@ class _Running(Child):
         return self._rounds
 
     def tidy(self) -> None:
-        """Remove everything but the result; keep the output of a failed cell."""
+        """Remove everything but the result, the output of a failed cell, and what an interrupted one needs to go on."""
+        work = self._counter.with_suffix(".work")
+        if not (work / SAVED).exists():
+            shutil.rmtree(work, ignore_errors=True)
         for suffix in (".plan", ".round", *([".log"] if self.code == 0 else [])):
             self._counter.with_suffix(suffix).unlink(missing_ok=True)
 

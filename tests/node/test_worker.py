@@ -396,7 +396,7 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
 
     getattr(worker, part).restore = refuse
     with pytest.raises(CheckpointError, match="not this one"):
-        worker._resume(3, GOOD, {"version": 9, "weights": 9})
+        worker.resume(3, GOOD, {"version": 9, "weights": 9})
     assert (worker.tasks.state(), worker.swarm.exchange.state(), worker.trainer.state()) == before
     assert worker._saved_at == 0
 

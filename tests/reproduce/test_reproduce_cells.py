@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,31 @@ def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> N
     other = run("4/4", rounds=2, nodes=2, seed=202)
     assert [row.tokens for row in other.rows] != [row.tokens for row in cells[1].rows[: len(other.rows)]]
     assert len({row.tokens for row in other.rows}) > 1
+
+
+@pytest.mark.parametrize("split", ["4/0", "2/2"])
+def test_an_interrupted_cell_goes_on_from_what_was_saved(split: str, tmp_path: Path) -> None:
+    cell = Cell(Arm(split, parse_split(split), 2), 201, 6, {**SETTINGS, "EVAL_INTERVAL": "3"}, {})
+    whole = run_cell(cell)
+
+    def cut(number: int) -> None:
+        if number == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, cut, tmp_path, save_seconds=0.0)
+    for late in tmp_path.glob("*/*/checkpoints/round_000003.pt"):  # as if it was cut off while it saved
+        shutil.copy(late, late.with_name("round_000004.pt"))
+    done: list[int] = []
+    resumed = run_cell(cell, done.append, tmp_path, save_seconds=1e9)
+    assert done == [4, 5, 6], "the round that was under way is played again"
+    assert resumed.before == whole.before and len(resumed.rows) == len(whole.rows)
+    if split == "4/0":
+        same = ("round", "node_id", "reward", "tokens", "loss", "held_out", "policy_version", "learning_rate")
+        assert [[getattr(row, name) for name in same] for row in resumed.rows] == [
+            [getattr(row, name) for name in same] for row in whole.rows
+        ]
+    assert (resumed.measures["external_used"] > 0) == (split == "2/2")
 
 
 def frozen(split: str) -> tuple[CellResult, list[float], float]:
