@@ -9,7 +9,7 @@ from rl_swarm.commands.group import Commands
 GROUPS = {
     "start": (start.demo, start.swarm, start.work, start.coordinate, start.join, start.node),
     "look": (look.status, look.logs, look.report),
-    "use": (use.chat, use.ask, use.export),
+    "use": (use.chat, use.ask, use.evaluate, use.export),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
     "study": (study.reproduce, study.analyze),
 }
@@ -19,11 +19,12 @@ GROUPS = {
     cls=Commands,
     groups=GROUPS,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog="'rl-swarm COMMAND --help' shows what a command needs, and an example.",
 )
 @click.version_option(__version__, prog_name="rl-swarm")
 def main() -> None:
-    """Post-train language models together: nodes share rollouts as text."""
+    """Post-train language models together: nodes share rollouts as text.
+    'rl-swarm COMMAND --help' shows what a command needs, and an example.
+    """
 
 
 if __name__ == "__main__":

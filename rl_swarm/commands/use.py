@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, working
+from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, print_result, working
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, question_text
 from rl_swarm.config import load
@@ -59,6 +59,22 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
         click.echo(json.dumps(asdict(answers), indent=1))
     else:
         show(answers, make_console())
+
+
+@command(settings=TRAINED, example="rl-swarm evaluate --gdrive-path ./rl-swarm-data --experiment demo")
+@json_option
+def evaluate(as_json: bool, **flags: str | None) -> None:
+    """Measure base and trained model on held-out questions.
+
+    Without --node-id, the node on this machine that has trained the most rounds is measured.
+    """
+    run = open_experiment(flags)
+    check_libraries()
+    with working(f"{LOADING}, then asking"):
+        from rl_swarm.tools.evaluate import evaluate as measure
+
+        measured = measure(run)
+    print_result(as_json, measured.as_dict(), lambda: measured.view)
 
 
 @command(settings=TRAINED, example="rl-swarm export ./model --gdrive-path ./rl-swarm-data --experiment demo")

@@ -22,6 +22,7 @@ from rl_swarm.text import visible
 DAMAGED = "Damaged files, missing at least in part from these figures"
 TITLE = "bold cyan"
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
+HELD_OUT_READINGS = {"as the verifier reads": "held_out", "in the form": "held_out_in_form", "style-blind": "held_out_style_blind"}
 MOST_LINES = 16  # nodes, and damaged files, on a card
 
 
@@ -124,11 +125,7 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
 
 
 def _learnt(summary: Summary) -> list[str]:
-    shares = (
-        ("as the verifier reads", summary.held_out),
-        ("in the form", summary.in_form),
-        ("style-blind", summary.style_blind),
-    )
+    changes = (summary.held_out, summary.in_form, summary.style_blind)
     figures = [
         ("", "before", "after", ""),
         ("reward", number(summary.reward.before), number(summary.reward.after), times(summary.reward)),
@@ -139,7 +136,7 @@ def _learnt(summary: Summary) -> list[str]:
                 percent(change.after, ".1%"),
                 within(change.after, summary.held_out_questions),
             )
-            for name, change in shares
+            for name, change in zip(HELD_OUT_READINGS, changes, strict=True)
         ),
     ]
     table = [f"{name:<32}{before:>8}  {after:>8}  {more}".rstrip() for name, before, after, more in figures]
