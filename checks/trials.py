@@ -49,20 +49,28 @@ def swarm(own: int, external: int, nodes: int, rounds: int = 300, variant: str =
 
 STUDIES = {
     "schedule": [alone(f"{kind}", LEARNING_RATE_SCHEDULE=kind) for kind in ("constant", "linear", "cosine")],
+    "longer": [
+        alone(f"linear from {rate}, {rounds} rounds", rounds, LEARNING_RATE=rate)
+        for rounds in (480, 960)
+        for rate in ("1e-4", "2e-4", "3e-4")
+    ],
     "rate": [alone(f"linear from {rate}", LEARNING_RATE=rate) for rate in ("1e-4", "2e-4", "3e-4", "5e-4", "1e-3")],
     "variant": [
         alone("as it is"),
         *(
             alone(name, variant=name)
-            for name in ("no standard deviation", "betas 0.9 0.95", "clip 0.2", "averaged weights", "two steps a batch", "KL 0.02")
+            for name in (
+                *("no standard deviation", "betas 0.9 0.95", "clip 0.2", "clip 0.05", "averaged weights", "two steps a batch"),
+                *("KL 0.02", "KL 0.1"),
+            )
         ),
     ],
     "own": [alone(f"I {own}", own=own, rounds=rounds) for own, rounds in ((8, 240), (8, 800), (16, 400), (32, 240))],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
     "demo": [
-        swarm(own, external, nodes, rounds, LEARNING_RATE=rate)
-        for own, external, nodes, rounds in ((4, 12, 4, 250), (8, 24, 4, 150), (8, 8, 2, 300))
-        for rate in ("3e-4", "5e-4")
+        swarm(own, external, 4, rounds, LEARNING_RATE=rate)
+        for own, external, rounds in ((4, 12, 300), (8, 24, 200))
+        for rate in ("1e-4", "2e-4", "3e-4")
     ],
 }
 
@@ -145,14 +153,20 @@ def varied(name: str, rounds: int) -> Iterator[None]:
 
         def _backward(self, passages: Any, reading: Any, tokens: int) -> dict[str, float]:
             """With KL: the k3 estimate of the distance to the base model, on the tokens trained on."""
-            if name.startswith("KL"):
-                with torch.no_grad():
-                    [(rows, base)] = self.base.parts(passages, 1 << 30)
-                back = torch.tensor([rows.index(row) for row in range(len(rows))])
-                gap_BT = (base.logprobs_BT[back] - reading.logprobs_BT) * reading.mask_BT
-                distance = float(name.split()[1]) * (gap_BT.exp() - gap_BT - 1).sum() / tokens
-                distance.backward(retain_graph=True)
-            return super()._backward(passages, reading, tokens)
+            if not name.startswith("KL"):
+                return super()._backward(passages, reading, tokens)
+            with torch.no_grad():
+                [(rows, base)] = self.base.parts(passages, 1 << 30)
+            back = torch.tensor([rows.index(row) for row in range(len(rows))])
+            token_loss = grpo.token_loss
+
+            def with_distance(logprobs_BT: Any, *rest: Any) -> Any:
+                gap_BT = (base.logprobs_BT[back] - logprobs_BT) * reading.mask_BT
+                distance = (gap_BT.exp() - gap_BT - 1).sum() / tokens
+                return token_loss(logprobs_BT, *rest) + float(name.split()[1]) * distance
+
+            with patch.object(grpo, "token_loss", with_distance):
+                return super()._backward(passages, reading, tokens)
 
     def plain_advantages(rewards_G: Any) -> Any:
         return rewards_G - rewards_G.mean()

@@ -231,15 +231,14 @@ class Tasks:
     @cached_property
     def _held_out(self) -> dict[str, Question]:
         """The held-out questions of all tasks, by text. Large tasks make up for small ones, which have fewer."""
-        share = math.ceil(self._held_out_wanted / len(self.specs))
-        kept = [self._hold_out(number, share) for number in range(len(self.specs))]
-        large = [number for number, questions in enumerate(kept) if len(questions) == share]
-        missing = self._held_out_wanted - sum(map(len, kept))
-        if missing > 0 and large:
+        kept: dict[int, dict[str, Question]] = {}
+        large, share, missing = list(range(len(self.specs))), 0, self._held_out_wanted
+        while missing > 0 and large:
             share += math.ceil(missing / len(large))
-            for number in large:
-                kept[number] = self._hold_out(number, share)
-        return {text_id: question for questions in kept for text_id, question in questions.items()}
+            kept |= {number: self._hold_out(number, share) for number in large}
+            large = [number for number in large if len(kept[number]) == share]
+            missing = self._held_out_wanted - sum(map(len, kept.values()))
+        return {text_id: question for number in sorted(kept) for text_id, question in kept[number].items()}
 
     def _hold_out(self, number: int, wanted: int) -> dict[str, Question]:
         """The held-out questions of one task: at most a quarter of a small task, to leave something to learn."""
