@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from statistics import fmean
 
-from rl_swarm.reproduce.permutation import permutation_p, verdict
+from rl_swarm.reproduce.permutation import interval, permutation_p, verdict
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Arm
 from rl_swarm.reproduce.results import CellResult, ending
 from rl_swarm.show.formats import percent
@@ -58,6 +58,7 @@ class Comparison:
     seeds: tuple[int, ...]
     cumulative: tuple[tuple[float, float], ...]
     final: tuple[tuple[float, float], ...]
+    held_out: tuple[tuple[float, float], ...]  # at the end, on the seeds on which both were measured
     kept: float | None
     at_equal_cost: tuple[AtEqualCost, ...]
 
@@ -72,6 +73,15 @@ class Comparison:
     @property
     def p(self) -> float:
         return permutation_p([ours - theirs for theirs, ours in self.cumulative])
+
+    @property
+    def knows_more(self) -> float | None:
+        """How much further held-out accuracy came, as the verifier reads."""
+        return fmean(ours - theirs for theirs, ours in self.held_out) if self.held_out else None
+
+    @property
+    def held_out_p(self) -> float | None:
+        return permutation_p([ours - theirs for theirs, ours in self.held_out]) if self.held_out else None
 
     @property
     def worst(self) -> float | None:
@@ -147,6 +157,11 @@ def compare(arm: ArmResult, other: ArmResult) -> Comparison:
         seeds=seeds,
         cumulative=tuple((theirs.measures["cumulative"], ours.measures["cumulative"]) for theirs, ours in pairs),
         final=tuple((theirs.measures["final"], ours.measures["final"]) for theirs, ours in pairs),
+        held_out=tuple(
+            (theirs.measures["held_out"], ours.measures["held_out"])
+            for theirs, ours in pairs
+            if theirs.measures["held_out"] is not None and ours.measures["held_out"] is not None
+        ),
         kept=kept([(theirs.curves.own, ours.curves.own) for theirs, ours in pairs]),
         at_equal_cost=tuple(_at_equal_cost(cost, pairs) for cost in COSTS) if pairs else (),
     )
@@ -198,10 +213,12 @@ def sentences(analysis: Analysis) -> list[str]:
     if analysis.baseline.arm.split.external:
         found.append("There is no run without sharing (J = 0), so whether sharing helped cannot be said.")
     if main:
-        found += [verdict(main.arm, main.other, main.cumulative), _about_keeping(main), _about_the_paper(main)]
+        found += [verdict(main.arm, main.other, main.cumulative), _about_knowledge(main)]
+        found += [_about_keeping(main), _about_the_paper(main)]
         found += [_about_cost(main, each) for each in main.at_equal_cost]
         found.append(_about_mixing(analysis, main))
-    found += [verdict(each.arm, each.other, each.cumulative) for each in analysis.comparisons if each is not main]
+    for each in (each for each in analysis.comparisons if each is not main):
+        found += [verdict(each.arm, each.other, each.cumulative), _about_knowledge(each)]
     if analysis.best != analysis.baseline.name:
         found += [verdict(each.arm, each.other, each.cumulative, what="the change") for each in analysis.ablations]
     for arm in analysis.arms:
@@ -209,6 +226,21 @@ def sentences(analysis: Analysis) -> list[str]:
         if lost:
             found.append(f"{arm.name} collapsed on {lost} of {len(arm.cells)} seeds: it ended with less than half of its peak.")
     return [sentence for sentence in found if sentence]
+
+
+def _about_knowledge(each: Comparison) -> str:
+    """Held-out accuracy at the end, which may differ where rewards no longer do."""
+    if each.knows_more is None:
+        return ""
+    theirs, ours = _means(each.held_out)
+    differences = [ours - theirs for theirs, ours in each.held_out]
+    range_of = interval(differences)
+    shown = f", 95 % interval {100 * range_of[0]:+.1f} to {100 * range_of[1]:+.1f}" if range_of else ""
+    better = sum(difference > 0 for difference in differences)
+    return (
+        f"Held-out at the end: {each.arm} {percent(ours, '.1%')}, {each.other} {percent(theirs, '.1%')} "
+        f"({100 * each.knows_more:+.1f} points{shown}, better on {better} of {len(differences)} seeds, p = {each.held_out_p:.4f})."
+    )
 
 
 def _about_keeping(main: Comparison) -> str:

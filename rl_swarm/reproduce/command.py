@@ -82,6 +82,10 @@ def reproduce(
 
 def chosen_preset(wanted: Wanted) -> Preset:
     preset = plan.find_preset(wanted.preset)
+    if preset.arms:
+        if wanted.quick or wanted.splits or wanted.best or wanted.nodes:
+            raise ConfigError(f"the arms of --preset {wanted.preset} are fixed: leave out --quick, --splits, --best and --nodes")
+        return replace(preset, seeds=wanted.seeds or preset.seeds, rounds=wanted.rounds or preset.rounds)
     preset = plan.quick(preset) if wanted.quick else preset
     splits = parse_splits(wanted.splits or preset.splits)
     shares = [str(split) for split in splits if split.external]

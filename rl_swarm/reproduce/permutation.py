@@ -5,9 +5,10 @@ sign: the p-value is the share of all sign patterns that give a mean difference 
 assumed. With few pairs the test cannot say much, and the sentence says so.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import product
-from statistics import fmean
+from statistics import fmean, stdev
 
 from rl_swarm.randomness import generator
 from rl_swarm.show.formats import percent
@@ -15,6 +16,8 @@ from rl_swarm.show.formats import percent
 SIGNIFICANT = 0.05
 MOST_EXACT = 16  # pairs up to which every sign pattern is tried
 DRAWN = 100_000
+# Quantiles of Student's distribution at 97.5 %, by degrees of freedom.
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 11: 2.20, 12: 2.18}
 
 
 def permutation_p(differences: Sequence[float]) -> float:
@@ -29,6 +32,15 @@ def permutation_p(differences: Sequence[float]) -> float:
     chance = generator("permutation", len(differences))
     hits = sum(abs(sum(each if chance.random() < 0.5 else -each for each in differences)) >= observed for _ in range(DRAWN))
     return (hits + 1) / (DRAWN + 1)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean of paired differences; None for a single pair."""
+    count = len(differences)
+    if count < 2:
+        return None
+    reach = STUDENT.get(count - 1, 2.1 if count < 31 else 2.0) * stdev(differences) / math.sqrt(count)
+    return fmean(differences) - reach, fmean(differences) + reach
 
 
 def least_p(pairs: int) -> float:

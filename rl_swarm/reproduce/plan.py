@@ -132,6 +132,7 @@ class Preset:
     settings: Mapping[str, str]
     nodes: int = 8
     splits: str = "8/0,6/2,4/4,2/6"
+    arms: tuple[Arm, ...] = ()  # instead of splits, where the arms differ in more
     best: str = "4/4"
     rounds: int = 2000
     pilot_rounds: int = 2000
@@ -139,6 +140,7 @@ class Preset:
     seeds: int = 8
     seeds_from: range = REPORTED_SEEDS
     quick_settings: Mapping[str, str] = field(default_factory=dict)
+    pilot_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 # One step beyond `easy` in each of its tasks: nano is paid for one completion in two hundred, so a node alone finds something to
@@ -160,6 +162,17 @@ _NANO = {
     "EVAL_INTERVAL": "20",
 }
 
+# What a swarm knows at the end, on tasks that nano half knows: with a rate that falls, reading peers acts like a large batch.
+_EASY = {**_NANO, "TASKS": "easy", "EVAL_INTERVAL": "100", "ROLLOUT_FETCH_MAX_PEERS": "15"}
+_KNOWLEDGE_RULE = "300 rounds, fixed before a reported seed was run, and the rate that did best on the pilot seed"
+
+
+def _sized(nodes: int) -> Arm:
+    """Every node writes 4 rollouts and reads all of its peers'."""
+    split = Split(4, 4 * (nodes - 1))
+    return Arm(f"{nodes} node{'s' if nodes > 1 else ''}, {split}", split, nodes)
+
+
 PRESETS = {
     "nano": Preset(
         about="the embedded model on a CPU",
@@ -168,6 +181,33 @@ PRESETS = {
         pilot_rounds=120,
         rule=HORIZON_RULE,
         quick_settings={"TASKS": "easy"},  # a few rounds are enough to learn something
+        pilot_settings={"LEARNING_RATE_SCHEDULE": "constant"},  # a plateau of its own, not one of the schedule
+    ),
+    "knowledge": Preset(
+        about="nano on easy tasks: what does a node know at the end that reads everything of its seven peers?",
+        settings=_EASY,
+        splits="8/0,4/28",
+        best="4/28",
+        rounds=300,
+        rule=_KNOWLEDGE_RULE,
+    ),
+    "quarter": Preset(
+        about="nano on easy tasks: do 4 own rollouts and 12 of three peers teach as much as 16 of one's own?",
+        settings=_EASY,
+        nodes=4,
+        splits="16/0,4/12",
+        best="4/12",
+        rounds=300,
+        rule=_KNOWLEDGE_RULE,
+    ),
+    "sizes": Preset(
+        about="nano on easy tasks: what does a node know at the end in swarms of 1 to 16 that read everything?",
+        settings=_EASY,
+        arms=tuple(map(_sized, (1, 2, 4, 8, 16))),
+        best=_sized(8).name,
+        rounds=300,
+        rule=_KNOWLEDGE_RULE,
+        seeds=3,
     ),
     "gpt2": Preset(
         about="GPT-2 on a GPU, as in the reference documents: 5 nodes, of which the coordinator is not needed in one process",
@@ -216,7 +256,7 @@ ABLATIONS = ("correction", "choice", "window", "adaptive", "models", "size")
 
 def arms_of(preset: Preset, ablations: Sequence[str] = ()) -> list[Arm]:
     """The arms of the table, the one without sharing first, then those of the ablations."""
-    arms = [Arm(str(split), split, preset.nodes) for split in parse_splits(preset.splits)]
+    arms = list(preset.arms) or [Arm(str(split), split, preset.nodes) for split in parse_splits(preset.splits)]
     best = next((arm for arm in arms if arm.name == preset.best), arms[-1])
     changed = _ablations(best, preset.settings["MODEL_NAME"])
     for name in ablations:
@@ -250,7 +290,7 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
     """Every cell, the two arms that matter most first: a run that is stopped early has whole pairs of them."""
 
     def main(arm: Arm) -> bool:
-        return not arm.ablation and (arm.split.external == 0 or arm.name == preset.best)
+        return not arm.ablation and (bool(preset.arms) or arm.split.external == 0 or arm.name == preset.best)
 
     few, made_by = min(FEW_SEEDS, preset.seeds), versions()
     cells = [
@@ -264,7 +304,8 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
 def pilot_cells(preset: Preset, settings: Mapping[str, str]) -> list[Cell]:
     """All splits on the pilot seeds: the baseline to see its plateau, the others to name the best."""
     arms, made_by = arms_of(preset), versions()
-    return [Cell(arm, seed, preset.pilot_rounds, dict(settings), made_by) for seed in PILOT_SEEDS for arm in arms]
+    steady = {**settings, **preset.pilot_settings}
+    return [Cell(arm, seed, preset.pilot_rounds, steady, made_by) for seed in PILOT_SEEDS for arm in arms]
 
 
 def horizon(curves: Iterable[Sequence[float]]) -> int:

@@ -24,6 +24,7 @@ from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.show.drawing import smooth
 
 SAVED = "saved.json"  # in the folder of an interrupted cell: where it goes on
+OPERATIONS = ("get", "put", "list", "delete")
 TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
 COLLAPSED = 0.5  # share of its peak that a run may lose before it counts as collapsed
 
@@ -99,6 +100,7 @@ class CellResult:
             "external_used": fmean(row.external_used for row in rows),
             "external_age": sum(age * used for age, used in ages) / sum(used for _, used in ages) if ages else None,
             "origins": origins(rows),
+            "operations": operations(rows),
             "tokens_generated": found.generated[-1],
             "tokens_trained": sum(round(row.tokens_trained) for row in rows),
             "seconds": self.seconds,
@@ -109,6 +111,11 @@ def mixed_reward(row: Round) -> float:
     """The mean over own rollouts and the external ones that were trained on."""
     used = row.external_used if row.external_reward is not None else 0
     return (row.own_wanted * row.reward + used * (row.external_reward or 0.0)) / max(1, row.own_wanted + used)
+
+
+def operations(rows: Sequence[Round]) -> float:
+    """Reads, writes and listings of the store, per node and round. All nodes of a cell share one store, which counts them."""
+    return max(sum(row.store_total.get(name, 0) for name in OPERATIONS) for row in rows) / len(rows)
 
 
 def authors(row: Round) -> Counter[str]:

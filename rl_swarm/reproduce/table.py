@@ -105,7 +105,14 @@ def _rounds(analysis: Analysis) -> Iterator[dict[str, Any]]:
 
 def _results(analysis: Analysis) -> dict[str, Any]:
     def compared(each: Comparison) -> dict[str, Any]:
-        return asdict(each) | {"gain": each.gain, "final_gain": each.final_gain, "p": each.p, "worst_seed_gain": each.worst}
+        return (
+            asdict(each)
+            | {"gain": each.gain, "final_gain": each.final_gain, "p": each.p, "worst_seed_gain": each.worst}
+            | {
+                "knows_more": each.knows_more,
+                "held_out_p": each.held_out_p,
+            }
+        )
 
     measures = next(cell for _, _, cell in _each(analysis)).measures
     return {
@@ -186,6 +193,9 @@ def _rewards(analysis: Analysis) -> Html:
         "final": _mean("final"),
         "rounds to threshold": lambda arm: number(rounds_to(arm.mean_curve("smoothed"), analysis.threshold), 0),
         "held-out": _mean("held_out"),
+        "points against alone": compared(
+            lambda each: NOTHING if each.knows_more is None else f"{100 * each.knows_more:+.1f} (p {each.held_out_p:.4f})"
+        ),
         "in the form": _mean("held_out_in_form"),
         "style-blind": _mean("held_out_style_blind"),
         "oscillation": _mean("oscillation", 2),
@@ -207,12 +217,14 @@ def _costs(analysis: Analysis) -> Html:
     columns: dict[str, Callable[[ArmResult], object]] = {
         "nodes": lambda arm: arm.arm.nodes,
         "tokens written": lambda arm: f"{arm.mean('tokens_generated'):,.0f}",
+        "operations": lambda arm: number(arm.mean("operations"), 1),
         "tokens trained on": lambda arm: f"{arm.mean('tokens_trained'):,.0f}",
         "compute": lambda arm: f"{arm.mean_curve('compute')[-1]:,.0f}",
         "seconds": lambda arm: f"{arm.mean('seconds'):,.0f}",
     }
     caption = (
-        "Of a whole swarm, mean over seeds. Seconds are of one process with one thread, on a machine that did other things too."
+        "Of a whole swarm, mean over seeds; operations on the store are per node and round. Seconds are of one process with one "
+        "thread, on a machine that did other things too."
     )
     return _by_arm(analysis, columns, caption)
 
