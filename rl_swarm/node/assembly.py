@@ -85,7 +85,7 @@ class Node:
         publisher = member.publisher
         if self.stop.requested and publisher.pending:
             self.journal.show(f"publishing {publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
-        publisher.close(DRAIN_SECONDS)
+        publisher.close(DRAIN_SECONDS, persist=not self.stop.requested)
         self.journal.tell(self.news.take())
         if publisher.pending:
             self.journal.say(

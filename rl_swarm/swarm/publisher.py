@@ -65,7 +65,7 @@ class Publisher:
         self._upload: Upload | None = None
         self._wake = threading.Condition()
         self._pumping = threading.Lock()
-        self._closing = False
+        self._closing, self._until = False, -math.inf
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True) if self.background else None
         if self._thread:
@@ -121,8 +121,12 @@ class Publisher:
         if self._failure:
             raise RuntimeError("the publishing thread failed") from self._failure
 
-    def close(self, patience_seconds: float) -> None:
-        """Send what waits, for at most this long; the rest stays on disk for the next start."""
+    def close(self, patience_seconds: float, persist: bool = False) -> None:
+        """Send what waits, for at most this long; the rest stays on disk for the next start.
+
+        If the store is away, give up at once or, with `persist`, try again until the time is over.
+        """
+        self._until = self.clock.monotonic() + patience_seconds if persist else -math.inf
         self._closing = True
         if not self._thread:
             self.pump()
@@ -140,14 +144,27 @@ class Publisher:
         try:
             while True:
                 with self._wake:
-                    if not self._closing and (not self.pending or self.away):
-                        self._wake.wait(pause if self.away else min(1.0, self.beat_seconds / 4))
+                    if seconds := self._idle_seconds(pause):
+                        self._wake.wait(seconds)
                     last = self._closing
                 pause = 0.5 if self.pump() else min(pause * 2, LONGEST_PAUSE_SECONDS)
-                if last:
+                if last and not self._persists:
                     return
         except BaseException as failure:  # raised in the loop's own thread by check()
             self._failure = failure
+
+    @property
+    def _persists(self) -> bool:
+        """Whether a node that ends still tries a store that is away."""
+        return self.away and self.clock.monotonic() < self._until
+
+    def _idle_seconds(self, pause: float) -> float:
+        """How long to wait before the next look; `pause` is for a store that is away."""
+        if self._closing:
+            return min(pause, 1.0) if self._persists else 0.0
+        if self.away:
+            return pause
+        return 0.0 if self.pending else min(1.0, self.beat_seconds / 4)
 
     def _spooled(self, content: bytes) -> Path:
         """Add a document to the spool."""

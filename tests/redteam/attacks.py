@@ -233,11 +233,7 @@ def _with_checksum(archive: bytes) -> bytes:
 
 def true_question(tasks: str) -> Question:
     """A question that the experiment allows and every node makes again."""
-    maker = Tasks(parse_tasks(tasks), seed=7, node_id=STRANGER)
-    try:
-        return maker.draw(1)[0]
-    finally:
-        maker.close()
+    return Tasks(parse_tasks(tasks), seed=7, node_id=STRANGER).draw(1)[0]
 
 
 def answer(text: str) -> str:

@@ -101,7 +101,8 @@ def test_a_thing_in_place_of_the_experiment_is_refused_in_one_line(arena: Arena,
         pytest.skip("root may read every file")
     arena.plant(THINGS[thing], LAYOUT.experiment)
     for arguments in (("coordinate",), ("work",), ("join", f"{arena.folder}/trial")):
-        assert_refused(arena.run(*arguments, seconds=LOOK_SECONDS, NODE_ID="w1"), "experiment")
+        done = arena.run(*arguments, seconds=LOOK_SECONDS, NODE_ID="w1", MODEL_NAME="nano", CPU_ONLY="true")
+        assert_refused(done, "experiment")
     assert arena.run("status", seconds=LOOK_SECONDS).code in (0, 1, 2)
     arena.assert_contained()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -83,7 +84,8 @@ def test_links_in_place_of_folders_lead_nowhere(arena: Arena) -> None:
     arena.wait_until(lambda: "round" in arena.console("w1") or processes["w1"].poll() is not None, "the worker has begun", 20)
     for name, process in processes.items():
         code = arena.stop(process, STOP_SECONDS)
-        assert code in (0, 1, 2), f"{name} ended with {code}: {arena.console(name)[-3000:]}"
+        starting = -signal.SIGTERM  # ends a node that has not begun, and has no handler yet
+        assert code in (0, 1, 2, starting), f"{name} ended with {code}: {arena.console(name)[-3000:]}"
     arena.assert_contained()
     assert says(arena.console("w1") + arena.console("boss"), "link")
 

@@ -86,7 +86,7 @@ def test_an_interrupted_cell_goes_on_from_what_was_saved(split: str, tmp_path: P
 
 def frozen(split: str) -> tuple[CellResult, list[float], float]:
     """A cell whose policy never changes, its own rewards and its mixed reward."""
-    found = run(split, rounds=8, nodes=4, LEARNING_RATE="0")
+    found = run(split, rounds=16, nodes=4, LEARNING_RATE="0")
     return found, [row.reward for row in found.rows], fmean(map(mixed_reward, found.rows))
 
 

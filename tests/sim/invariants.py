@@ -192,7 +192,9 @@ class Witness:
             self.check(
                 "heard", rollout.node_id != life.node_id and rollout.round in window, life.node_id, f"{rollout.id} in {number}"
             )
-        unused = {name for names in there.values() for name in names} - used
+        # A torn file of the same name may come into sight while the node looks, and be the one that it reads.
+        still = self._in_window(life.node_id, number, self.baton.now) if wanted else {}
+        unused = {name for peer, names in there.items() for name in names if name in still.get(peer, ())} - used
         peers = self._peers_in_window(life.node_id, number) if wanted else set()
         budget = self.baton.now - began < worker.swarm.exchange.config.fetch_seconds and len(peers) <= self.scenario.fetch_peers
         expected = min(wanted, len(unused))

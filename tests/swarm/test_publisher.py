@@ -1,4 +1,5 @@
 import errno
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_swarm.clock import SystemClock
-from rl_swarm.errors import NotFound, Refused
+from rl_swarm.errors import NotFound, Refused, StoreAway
 from rl_swarm.store.base import Transient
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
@@ -322,3 +323,23 @@ def test_what_a_stranger_put_under_the_name_of_a_signed_document_is_replaced(tmp
     assert store.get("rewards/mine.json", limit=100) == b"signed by me, before I was killed"
     [news] = said
     assert "rewards/me.json" in news and publisher.counters["reclaimed"] == 1
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_node_that_is_complete_waits_for_a_store_that_comes_back(tmp_path: Path, persist: bool) -> None:
+    class Away(MemoryStore):
+        gone = True
+
+        def _put(self, key: str, data: bytes) -> bool:
+            if self.gone:
+                raise StoreAway("gone")
+            return super()._put(key, data)
+
+    store = Away()
+    publisher = Publisher(store, tmp_path / "spool", SystemClock())
+    publisher.put("a/b.json", b"x")
+    timer = threading.Timer(1.0, lambda: setattr(store, "gone", False))
+    timer.start()
+    publisher.close(20.0, persist)
+    timer.join()
+    assert publisher.pending == (0 if persist else 1), "one that is asked to stop does not wait"
