@@ -217,6 +217,47 @@ def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
     assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "finish", "told"),
+    [
+        (
+            {},
+            "stop",
+            "0% of the completions have an <answer>, which is all that is read: set PROMPT_EXAMPLES=3 or COMPLETION_PREFIX=answer",
+        ),
+        ({"prompt_examples": 3}, "length", "set COMPLETION_PREFIX=answer or a higher MAX_NEW_TOKENS; 'rl-swarm probe' tries them"),
+        ({"prompt_examples": 3, "prefix": "answer"}, "stop", "set another MODEL_NAME"),
+    ],
+)
+def test_a_model_that_fails_at_the_form_is_told_what_to_set(tmp_path: Path, settings: Any, finish: str, told: str) -> None:
+    class Formless(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for group in super().answer(questions, group_size, seed):
+                yield tuple(replace(done, text="no idea", finish=finish) for done in group)
+
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Formless(), max_rounds=WARNING_ROUNDS, **settings)
+    said: list[str] = []
+    worker.journal.console = said.append
+    worker.run()
+    [line] = [line for line in said if "nothing was informative" in line]
+    assert told in line
+
+
+def test_a_bonus_for_the_form_trains_and_is_not_reported(tmp_path: Path) -> None:
+    class Wrong(StandInPolicy):
+        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
+            for group in super().answer(questions, group_size, seed):
+                texts = ["<answer>?</answer>", *["no idea"] * (group_size - 1)]
+                yield tuple(replace(done, text=text) for done, text in zip(group, texts, strict=True))
+
+    for bonus, informative in ((0.0, 0), (0.1, 2)):
+        worker = make(MemoryStore(), tmp_path / str(bonus), VirtualClock(), policy=Wrong(), max_rounds=1, format_reward=bonus)
+        worker.run()
+        [row] = finish(worker)
+        assert (row["reward"], row["own_used"], row["answered"]) == (0.0, informative, 0.25)
+        assert read_reward(worker.swarm.member.store, LAYOUT, 0, 0, "me").reward == 0.0
+
+
 def test_a_stop_is_obeyed_between_two_groups_of_completions(tmp_path: Path) -> None:
     answered = 0
 
