@@ -272,7 +272,7 @@ OLD_NAMES = {
 }
 
 TEST_MODE = {"max_rounds": 3, "own_count": 4, "group_size": 4}
-WITH_NANO = {"tasks": "easy", "max_new_tokens": 24, "learning_rate": 3e-4}
+WITH_NANO = {"tasks": "easy", "max_new_tokens": 24, "learning_rate": 2e-4}
 
 
 def load(

@@ -30,7 +30,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_experiment
 
 def test_nano_and_test_mode_are_defaults_that_explicit_values_replace() -> None:
     config = load({"MODEL_NAME": "nano", "TEST_MODE": "True", "MAX_NEW_TOKENS": "40", "NUM_GENERATIONS": "6"})
-    assert (config.tasks, config.max_new_tokens, config.learning_rate) == ("easy", 40, 3e-4)
+    assert (config.tasks, config.max_new_tokens, config.learning_rate) == ("easy", 40, 2e-4)
     assert (config.max_rounds, config.own_count, config.group_size) == (3, 4, 6)
 
 
