@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,13 +48,21 @@ def load_settings(flags: Flags) -> Config:
     return loaded
 
 
+def found_here(flags: Flags) -> Flags:
+    """Name the default folder of `swarm` and `demo` if no folder is named, and the experiment is there."""
+    loaded = configuration.load(os.environ, flags)
+    named = loaded.store is None and loaded.experiment is not None
+    there = named and Path(configuration.DEFAULT_STORE, "experiments", str(loaded.experiment)).is_dir()
+    return flags | {"store": configuration.DEFAULT_STORE} if there else flags
+
+
 def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
     """Open a run for reading; raise ConfigError if the settings do not say which or, with the nearest names, if there is none."""
     from rl_swarm.store import open_store
     from rl_swarm.swarm import experiment as experiments
     from rl_swarm.swarm.layout import Layout
 
-    loaded = load_settings(flags)
+    loaded = load_settings(found_here(flags))
     configuration.require_run(loaded)
     store, layout = open_store(loaded.store_url, writable=False), Layout(loaded.experiment_name)
     experiments.require(store, layout)
@@ -64,7 +73,7 @@ def open_experiment(flags: Flags) -> "Run":
     """Open a run with the settings of its experiment; raise ConfigError if there is none."""
     from rl_swarm.tools.opening import open_run
 
-    run = open_run(os.environ, flags)
+    run = open_run(os.environ, found_here(flags))
     warn(run.config.warnings)
     return run
 

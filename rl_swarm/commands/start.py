@@ -1,6 +1,7 @@
 """Start: run nodes, one or many."""
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,11 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.processes.threads import sleep_when_idle
 from rl_swarm.text import one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
+
+if TYPE_CHECKING:
+    from rl_swarm.store import Store
+    from rl_swarm.swarm.experiment import Experiment
+    from rl_swarm.swarm.layout import Layout
 
 NODE = ("store", "experiment", "node_id")
 SHARING = ("own_count", "external_count", "max_rounds")
@@ -51,7 +57,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     """
     load_settings(flags)
     check_libraries()
-    from rl_swarm.tools.launch import found, launch_environment, make_launcher, run_shown
+    from rl_swarm.tools.launch import address_of, found, launch_environment, make_launcher, run_shown
     from rl_swarm.tools.memory import refuse_if_too_large
     from rl_swarm.tools.report import report_after
 
@@ -65,6 +71,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     environment = found(environment, correct=correct, say=click.echo)
     launcher, again = make_launcher(environment, workers, follow=follow), to_repeat(configuration.load(os.environ, flags))
     click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
+    click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
     run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
 
 
@@ -132,6 +139,20 @@ def run_node(flags: Flags, correct: bool = False) -> None:
             node.journal.show(line)
 
 
+def refuse_if_complete(store: "Store", layout: "Layout", found: "Experiment", ours: configuration.Config) -> None:
+    """Stop somebody who would join a run that is over: one more round would only change its figures."""
+    from rl_swarm.swarm import experiment as experiments
+    from rl_swarm.swarm.rounds import Rounds
+
+    state = Rounds(store, layout, signatures=experiments.reader(store, layout)[1]).read_current()
+    ends_at = configuration.load({}, shared=found.settings).max_rounds
+    if state is not None and state.status == "complete" and ours.max_rounds <= ends_at:
+        raise ConfigError(
+            f"the experiment {found.experiment!r} is complete, all {ends_at} rounds are done: look at it with 'rl-swarm report', "
+            "or join with a higher MAX_ROUNDS to go on"
+        )
+
+
 @command(settings=("node_id", "home"), example="rl-swarm join ./rl-swarm-data/first --node-id w2")
 @click.argument("address", metavar="STORE/EXPERIMENT[#KEY]")
 def join(address: str, **flags: str | None) -> None:
@@ -143,6 +164,7 @@ def join(address: str, **flags: str | None) -> None:
 
     path, _, founder = address.rpartition("#") if "#" in address else (address, "", None)
     place, _, experiment = path.rstrip("/").rpartition("/")
+    place = place.removesuffix("/experiments")  # the folder of an experiment, as a report names it
     if not place:
         raise ConfigError(
             f"the address must be STORE/EXPERIMENT or STORE/EXPERIMENT#KEY, got {address!r}: for instance ./data/demo"
@@ -150,6 +172,7 @@ def join(address: str, **flags: str | None) -> None:
     flags |= {"store": place, "experiment": experiment, "role": "worker"} | ({"founder": founder} if founder is not None else {})
     loaded, store, layout = open_run(flags)
     found = experiments.existing(store, layout, loaded.founder)
+    refuse_if_complete(store, layout, found, configuration.load(os.environ, flags, found.settings))
     click.echo("this is what you take part in:")
     for name, value in experiments.asks_for(found, loaded.founder):
         click.echo(visible(f"  {name:<11}{one_line(value, most=1000)}"))

@@ -55,5 +55,5 @@ def what_next(config: Config) -> Iterator[str]:
     yield f"  {program()} status{run}"
     yield f"  {program()} report{run}"
     if config.role == "worker":
-        yield f"  {program()} ask 'What is 3 + 4?'{run}{node}"
+        yield f"  {program()} ask 'Calculate 3 + 4.'{run}{node}"
         yield f"  {program()} chat{run}{node}"

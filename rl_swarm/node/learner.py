@@ -75,6 +75,10 @@ def make_learner(config: Config, say: Callable[[str], None] = lambda line: None)
 
 
 def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | None]) -> Worker:
+    if node.member and not node.config.external_count:
+        node.journal.say(
+            "J is 0: this node learns from its own rollouts alone; NUM_TRANSPLANT_TREES=4 takes 4 of its peers' a round"
+        )
     node.journal.say(f"loading the model {node.config.model}")
     node.journal.state(f"loading {experiments.public_model(node.config.model)}", -1)
     with node.stop.at_once():  # loading a model, or making held-out questions of a stranger's tasks, may take minutes

@@ -22,7 +22,7 @@ def interval(share: float, count: int) -> tuple[float, float]:
     square = CONFIDENCE**2
     middle = share + square / (2 * count)
     reach = CONFIDENCE * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
-    return (middle - reach) / (1 + square / count), (middle + reach) / (1 + square / count)
+    return max(0.0, (middle - reach) / (1 + square / count)), min(1.0, (middle + reach) / (1 + square / count))
 
 
 def rewards_of(rollouts: Iterable[Rollout]) -> list[float]:

@@ -21,7 +21,7 @@ from rl_swarm.text import visible
 
 DAMAGED = "Damaged files, missing at least in part from these figures"
 TITLE = "bold cyan"
-QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
+QWEN = "Gensyn/Qwen2.5-0.5B-Instruct"
 HELD_OUT_READINGS = {"as the verifier reads": "held_out", "in the form": "held_out_in_form", "style-blind": "held_out_style_blind"}
 MOST_LINES = 16  # nodes, and damaged files, on a card
 
@@ -34,6 +34,7 @@ class Places:
     folder: str
     picture: str
     page: str
+    address: str = ""  # with which others join, the founder's key included
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,19 @@ def honest_note(summary: Summary) -> str:
     knew, low = percent(base.before, ".1%"), interval(seen.after, summary.held_out_questions)[0]
     form = f"made to begin with <answer>, the base model answers {knew} correctly"
     if seen.after <= base.before:
-        return f"The rise is finding the form, not knowing more: {form}."
+        return f"The rise is finding the form, not knowing more: {form}.{_lost(summary)}"
     more = f"{100 * (seen.after - base.before):.1f} points beyond the form"
     chance = "" if low > base.before else f", within what chance explains on {summary.held_out_questions} questions"
     return f"The models know more than before: {form}, so the rise goes {more}{chance}."
+
+
+def _lost(summary: Summary) -> str:
+    """Name what training has cost, where that is more than chance explains."""
+    known = summary.style_blind
+    if known.before is None or known.after is None or interval(known.after, summary.held_out_questions)[1] >= known.before:
+        return ""
+    before, after = percent(known.before, ".1%"), percent(known.after, ".1%")
+    return f" Knowledge was lost: right in any form were {before}, and now are {after}."
 
 
 def title(summary: Summary) -> str:
@@ -120,7 +130,7 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
         *([Section("One question, before and after", _example(examples))] if examples else []),
         *([Section(DAMAGED, _some(summary.damaged))] if summary.damaged else []),
         Section("Where to look", where, to_copy=True),
-        Section("What to try next", next_steps(summary.experiment, places, program), to_copy=True),
+        Section("What to try next", next_steps(summary, places, program), to_copy=True),
     ]
 
 
@@ -172,16 +182,17 @@ def worth(answer: Answered) -> str:
     return f"reward {number(answer.reward, 2)}: {said}"
 
 
-def next_steps(experiment: str, places: Places, program: str) -> list[str]:
+def next_steps(summary: Summary, places: Places, program: str) -> list[str]:
     """Commands that can be pasted as they are; `program` is typed as it stands."""
-    run = f"--gdrive-path {shlex.quote(places.store)} --experiment-name {shlex.quote(experiment)}"
+    run = f"--gdrive-path {shlex.quote(places.store)} --experiment-name {shlex.quote(summary.experiment)}"
+    address = places.address or f"{places.store}/{summary.experiment}"
+    goes_on = summary.max_rounds is None or summary.rounds < summary.max_rounds
     return [
         "Ask the trained model something, beside the base model:",
-        f'  {program} ask "What is 3 + 4?" {run}',
+        f'  {program} ask "Calculate 3 + 4." {run}',
         "See what every node is doing, also while it runs:",
         f"  {program} status {run}",
-        "Join a run that goes on, from any machine that sees the folder:",
-        f"  {program} join {shlex.quote(f'{places.store}/{experiment}')}",
+        *(["Join it from any machine that sees the folder:", f"  {program} join {shlex.quote(address)}"] if goes_on else []),
         "Train a real model, on a GPU:",
         f"  {program} swarm --workers 2 --experiment-name qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
     ]

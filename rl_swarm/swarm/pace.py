@@ -55,7 +55,8 @@ class Pace:
             patience = PATIENCE_INTERVALS * self.round_interval if self.patient else 0.0
             if waited >= patience:
                 if self.patient:
-                    self.report("went_on_alone", round=number + 1, waited_seconds=waited)
+                    line = f"no round was announced for {waited:.0f} s: going on alone with round {number + 1}"
+                    self.report("went_on_alone", line, round=number + 1, waited_seconds=waited)
                 self.patient = False
                 return number + 1
             waiting()

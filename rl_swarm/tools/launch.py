@@ -241,6 +241,12 @@ def found(environment: Mapping[str, str], *, correct: bool = False, say: Callabl
     return {**environment, **({"SWARM_FOUNDER": identity.public} if identity and ours else {})}
 
 
+def address_of(config: Config) -> str:
+    """The address with which others join an experiment that is published."""
+    store = open_store(config.store_url)
+    return experiments.address(store, experiments.existing(store, Layout(config.experiment_name), config.founder))
+
+
 def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) -> Launcher:
     """Make a launcher of nodes whose output goes to RL_SWARM_HOME. `options` are the launcher's."""
     config = load(environment)

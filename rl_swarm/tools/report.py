@@ -24,6 +24,7 @@ from rl_swarm.runs.summary import Summary, summarise
 from rl_swarm.show.card import Places, sections, show_card
 from rl_swarm.show.report import PAGE, PICTURE, make_report
 from rl_swarm.store import outside
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.text import visible
 from rl_swarm.tools.launch import WRONG_SETTING
 from rl_swarm.tools.opening import Run, open_run
@@ -51,7 +52,8 @@ def report(environment: Mapping[str, str], flags: Flags, output: Path | None, as
         raise ConfigError(f"the experiment {run.config.experiment_name!r} has no round to report: wait for its first round")
     examples = make_examples(run, summary, ask)
     picture, page = _keep(make_report(summary, examples), run, output, console)
-    places = Places(nearby(run.config.store_url), nearby(f"{run.config.store_url}/{run.layout.root}"), picture, page)
+    folder, address = nearby(f"{run.config.store_url}/{run.layout.root}"), nearby(experiments.address(run.store, run.experiment))
+    places = Places(nearby(run.config.store_url), folder, picture, page, address)
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
 
 

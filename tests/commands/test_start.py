@@ -10,6 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rl_swarm.commands.common import found_here
+from rl_swarm.commands.start import refuse_if_complete
+from rl_swarm.config import load
+from rl_swarm.errors import ConfigError
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import CurrentState, Rounds
+
 
 def paste(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a printed command in a new terminal, which has none of the variables."""
@@ -58,3 +67,26 @@ def test_every_command_that_a_worker_prints_can_be_pasted_into_a_new_terminal(tm
     for line in following:
         done = paste(f"{line} < /dev/null", tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_a_run_that_is_complete_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "store").mkdir()
+    store, layout = FolderStore(tmp_path / "store"), Layout("trial")
+    config = load({"MODEL_NAME": "nano", "MAX_ROUNDS": "5"})
+    published = experiments.publish(store, layout, config, "reasoning-gym", store.clock)
+    refuse_if_complete(store, layout, published, config)
+    Rounds(store, layout).write_current(CurrentState(4, 0.0, "boss", "trial", "complete"))
+    with pytest.raises(ConfigError, match="'trial' is complete, all 5 rounds are done: look at it with 'rl-swarm report'"):
+        refuse_if_complete(store, layout, published, config)
+    refuse_if_complete(store, layout, published, load({"MODEL_NAME": "nano", "MAX_ROUNDS": "9"}))
+
+
+def test_a_run_in_the_default_folder_is_found_without_naming_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GDRIVE_PATH", "EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert found_here({"experiment": "first"}) == {"experiment": "first"}
+    (tmp_path / "rl-swarm-data" / "experiments" / "first").mkdir(parents=True)
+    assert found_here({"experiment": "first"}) == {"experiment": "first", "store": "./rl-swarm-data"}
+    assert found_here({"experiment": "other"}) == {"experiment": "other"}
+    assert found_here({"experiment": "first", "store": "there"}) == {"experiment": "first", "store": "there"}

@@ -165,7 +165,11 @@ def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> No
         "Qwen2.5-0.5B",
     ):
         assert wanted in text
-    assert "rl-swarm join ./data/trial" in text
+    assert "rl-swarm join" not in text, "it is complete"
+    unfinished = replace(finished.summary, max_rounds=20)
+    signed = replace(PLACES, address="./data/trial#0123-4567")
+    assert any("rl-swarm join ./data/trial" in line for line in sections(unfinished, [], PLACES)[-1].lines)
+    assert any("rl-swarm join './data/trial#0123-4567'" in line for line in sections(unfinished, [], signed)[-1].lines)
     assert "\x1b" not in text
 
 
@@ -175,7 +179,7 @@ def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(finished: Fi
     assert "peers trained on your rollouts" in frame and "rl-swarm ask" not in frame
     assert max(len(line) for line in frame.splitlines()) <= 70
     commands = [line for line in text.splitlines() if line.startswith("    rl-swarm")]
-    assert len(commands) == 4 and any(len(line) > 70 for line in commands)
+    assert len(commands) == 3 and any(len(line) > 70 for line in commands)
 
 
 def test_paths_with_spaces_make_commands_that_can_be_pasted(finished: Finished) -> None:
