@@ -14,6 +14,7 @@ import pytest
 from rl_swarm.cli import main
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import CurrentState, Rounds
 from tests.support.rows import metrics
 from tests.support.tiny_models import gpt2, plain_tokenizer
 
@@ -139,7 +140,13 @@ def test_five_terminals_with_nano_pass_the_validator_and_damage_fails_it_for_the
 def test_a_newcomer_joins_with_one_string(finished: Terminals) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(finished.tmp_path), "OMP_NUM_THREADS": "1", "NODE_ID": "newcomer"}
     command = [sys.executable, "-m", "rl_swarm.cli", "join", f"{finished.folder}/test_validation"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2 and "is complete, all 3 rounds are done" in refused.stderr
+    state = finished.folder / LAYOUT.current_state
+    complete = state.read_bytes()
+    Rounds(FolderStore(finished.folder), LAYOUT).write_current(CurrentState(2, 0.0, "boss", "test_validation", "running"))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    state.write_bytes(complete)
     assert done.returncode == 0, done.stderr
     rows = metrics(FolderStore(finished.folder), LAYOUT, "newcomer")
     assert [(row["round"], row["own_wanted"], row["group_size"], row["external_wanted"]) for row in rows] == [(2, 16, 8, 2)]

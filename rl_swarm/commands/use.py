@@ -40,7 +40,7 @@ def chat(base: bool, as_json: bool, **flags: str | None) -> None:
     talking.chat(talk, questions, make_console(), lambda line: click.echo(line, err=True), as_json)
 
 
-@command(settings=TRAINED, example='rl-swarm ask "Calculate 3 + 4." --gdrive-path ./rl-swarm-data --experiment demo')
+@command(settings=TRAINED, example='rl-swarm ask "Calculate 3 + 4." --experiment demo')
 @click.argument("question", type=Checked(question_text))
 @json_option
 def ask(question: str, as_json: bool, **flags: str | None) -> None:

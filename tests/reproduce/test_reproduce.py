@@ -146,8 +146,8 @@ def test_the_documents_presets_are_those_of_the_documents() -> None:
     assert PRESETS["qwen"].nodes == 8 and PRESETS["gpt2"].rounds == PRESETS["qwen"].rounds == 2000
     for preset in PRESETS.values():
         load(preset.settings)
-        assert preset.best in preset.splits
-    with pytest.raises(ConfigError, match="nano, gpt2, qwen"):
+        assert preset.best in [arm.name for arm in arms_of(preset)]
+    with pytest.raises(ConfigError, match="nano, knowledge, quarter, sizes, gpt2, qwen"):
         find_preset("nonsense")
 
 
