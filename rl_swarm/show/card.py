@@ -81,7 +81,7 @@ def honest_note(summary: Summary) -> str:
         return f"The rise is finding the form, not knowing more: {form}.{_lost(summary)}"
     more = f"{100 * (seen.after - base.before):.1f} points beyond the form"
     chance = "" if low > base.before else f", within what chance explains on {summary.held_out_questions} questions"
-    return f"The models know more than before: {form}, so the rise goes {more}{chance}."
+    return f"In the form that is rewarded they know more than before: {form}, so the rise goes {more}{chance}.{_lost(summary)}"
 
 
 def _lost(summary: Summary) -> str:
@@ -90,7 +90,7 @@ def _lost(summary: Summary) -> str:
     if known.before is None or known.after is None or interval(known.after, summary.held_out_questions)[1] >= known.before:
         return ""
     before, after = percent(known.before, ".1%"), percent(known.after, ".1%")
-    return f" Knowledge was lost: right in any form were {before}, and now are {after}."
+    return f" Some knowledge was lost all the same: {before} were right in any form, now {after}."
 
 
 def title(summary: Summary) -> str:

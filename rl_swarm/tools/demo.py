@@ -21,7 +21,7 @@ SETTINGS = {
     "MODEL_NAME": "nano",
     "MAX_ROUNDS": "300",
     "NUM_TRAIN_SAMPLES": "4",
-    "NUM_TRANSPLANT_TREES": "12",  # all that the three others write: it teaches as much as writing 16, for a quarter of the writing
+    "NUM_TRANSPLANT_TREES": "12",  # all that the three others write
     "NUM_GENERATIONS": "8",
     "COORDINATOR_ROUND_INTERVAL": "20",
 }

@@ -374,7 +374,11 @@ def test_first_and_last_rounds_never_overlap() -> None:
     [
         ((0.0, 0.5), (0.6, 0.6), "finding the form, not knowing more: made to begin with <answer>, the base model answers 60.0 %"),
         ((0.0, 0.6), (0.6, 0.7), "finding the form, not knowing more"),
-        ((0.1, 0.8), (0.5, 0.8), "The models know more than before: made to begin with <answer>, the base model answers 50.0 %"),
+        (
+            (0.1, 0.8),
+            (0.5, 0.8),
+            "In the form that is rewarded they know more than before: made to begin with <answer>, the base model answers 50.0 %",
+        ),
         ((0.1, 0.8), (0.5, 0.8), "so the rise goes 30.0 points beyond the form."),
         ((0.1, 0.52), (0.5, 0.6), "2.0 points beyond the form, within what chance explains on 400 questions."),
         ((0.3, 0.3), (0.2, 0.5), "did not rise"),
@@ -384,6 +388,14 @@ def test_first_and_last_rounds_never_overlap() -> None:
 def test_the_note_says_how_much_is_only_the_form(seen: Any, formed: Any, expected: str) -> None:
     found = replace(empty_summary(), held_out=Change(*seen), in_form=Change(*formed), held_out_questions=400)
     assert expected in honest_note(found)
+
+
+def test_knowledge_that_was_lost_is_named() -> None:
+    found = replace(empty_summary(), held_out=Change(0.0, 0.76), in_form=Change(0.71, 0.76), held_out_questions=400)
+    assert "lost" not in honest_note(replace(found, style_blind=Change(0.8, 0.78))), "as chance may have it"
+    told = "Some knowledge was lost all the same: 84.0 % were right in any form, now 76.0 %."
+    assert honest_note(replace(found, style_blind=Change(0.84, 0.76))).endswith(told)
+    assert honest_note(replace(found, in_form=Change(0.8, 0.76), style_blind=Change(0.84, 0.76))).endswith(told)
 
 
 def test_a_rise_from_nothing_has_no_factor() -> None:
