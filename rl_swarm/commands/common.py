@@ -13,6 +13,7 @@ import click
 from rl_swarm import config as configuration
 from rl_swarm.commands.options import whole
 from rl_swarm.config import Config
+from rl_swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -51,9 +52,15 @@ def load_settings(flags: Flags) -> Config:
 def found_here(flags: Flags) -> Flags:
     """Name the default folder of `swarm` and `demo` if no folder is named, and the experiment is there."""
     loaded = configuration.load(os.environ, flags)
-    named = loaded.store is None and loaded.experiment is not None
-    there = named and Path(configuration.DEFAULT_STORE, "experiments", str(loaded.experiment)).is_dir()
-    return flags | {"store": configuration.DEFAULT_STORE} if there else flags
+    experiments = Path(configuration.DEFAULT_STORE, "experiments")
+    if loaded.store is not None or not (experiments / (loaded.experiment or "")).is_dir():
+        return flags
+    if loaded.experiment is None:
+        if Path(loaded.store_url).is_dir():  # a node alone has left a run on this machine
+            return flags
+        names = sorted(path.name for path in experiments.iterdir() if path.is_dir())
+        raise ConfigError(f"EXPERIMENT_NAME is not set: name one with --experiment; {experiments} has {', '.join(names[:10])}")
+    return flags | {"store": configuration.DEFAULT_STORE}
 
 
 def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":

@@ -193,6 +193,8 @@ def open_node(
     journal.state("starting", -1)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")
+    for line in experiments.departures(config, experiment):
+        journal.say(line)
     info = journal.system_info(pid=os.getpid(), cores=os.cpu_count(), role=config.role, session=session)
     member = None
     if config.store is None:

@@ -107,7 +107,7 @@ class Coordinator:
                 with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
                     self._write_current(number, "running")
                 self.journal.note(
-                    "round_opened", f"round {number} is open, {len(mine.live)} workers live", round=number, live=len(mine.live)
+                    "round_opened", f"round {number} is open, workers live: {len(mine.live)}", round=number, live=len(mine.live)
                 )
                 self.journal.progress("round_start", number)
                 return number

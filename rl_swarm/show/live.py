@@ -24,7 +24,7 @@ from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import StoreAway
 from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered
 from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment
-from rl_swarm.show.formats import ago, duration, flat, number, roughly
+from rl_swarm.show.formats import ago, counted, duration, flat, number, roughly
 from rl_swarm.show.tables import make_table
 from rl_swarm.text import visible
 
@@ -204,7 +204,7 @@ def _crowd(moment: Moment, now: float) -> str:
     kinds = Counter(_kind(node, now) for node in moment.nodes if node.role != "coordinator")
     if not kinds:
         return "no worker yet"
-    return f"{kinds.total()} workers: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    return f"{counted(kinds.total(), 'worker')}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
 
 
 def _kind(node: NodeMoment, now: float) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import SHARED_VARIABLES, Config, load, model_folder, shared_settings
+from rl_swarm.config import SETTINGS, SHARED_VARIABLES, Config, load, model_folder, shared_settings
 from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, ConfigError, Incomplete, NotFound
 from rl_swarm.identity import Identity, allowed_keys, can_check
@@ -226,6 +226,18 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
         ("rounds", f"{settings.get('MAX_ROUNDS', '?')}, {', '.join(sharing)}, completions of {settings.get(LENGTH, '?')} tokens"),
         ("signed by", signed if experiment.key else "nobody: whoever can write to the folder may have written this"),
     ]
+
+
+def departures(config: Config, experiment: Experiment) -> list[str]:
+    """Settings of this node, set by its user, that differ from what the experiment shares. They are allowed, and worth a line."""
+    found = []
+    for name, item in SETTINGS.items():
+        theirs = experiment.settings.get(item.variable)
+        if item.shared and config.explicit(name) and theirs is not None and name not in ("tasks", "model"):
+            ours = getattr(config, name)
+            if ours != item.parse(theirs):
+                found.append(f"{item.variable} is {ours} here and {theirs} in the experiment")
+    return found
 
 
 def public_model(name: str) -> str:

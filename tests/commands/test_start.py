@@ -89,4 +89,8 @@ def test_a_run_in_the_default_folder_is_found_without_naming_the_folder(tmp_path
     (tmp_path / "rl-swarm-data" / "experiments" / "first").mkdir(parents=True)
     assert found_here({"experiment": "first"}) == {"experiment": "first", "store": "./rl-swarm-data"}
     assert found_here({"experiment": "other"}) == {"experiment": "other"}
+    with pytest.raises(ConfigError, match=r"EXPERIMENT_NAME is not set: name one with --experiment; .* has first"):
+        found_here({"home": str(tmp_path / "home")})
+    (tmp_path / "home" / "alone").mkdir(parents=True)
+    assert found_here({"home": str(tmp_path / "home")}) == {"home": str(tmp_path / "home")}
     assert found_here({"experiment": "first", "store": "there"}) == {"experiment": "first", "store": "there"}

@@ -165,3 +165,11 @@ def test_an_address_with_the_id_takes_no_older_experiment_of_the_same_founder(tm
     assert experiments.read(store, LAYOUT, founder.public) is not None, "the key alone cannot tell them apart"
     with pytest.raises(ConfigError, match=f"SWARM_FOUNDER is {insisted}: somebody changed it, or the key is of another"):
         experiments.read(store, LAYOUT, insisted)
+
+
+def test_settings_that_differ_from_the_experiments_are_named() -> None:
+    shared = {"NUM_GENERATIONS": "8", "MAX_ROUNDS": "60", "NUM_TRANSPLANT_TREES": "4"}
+    published = experiments.Experiment(1, "trial", "0123456789abcdef", 0.0, "", shared, "", (2, 256))
+    config = load({"NUM_GENERATIONS": "4", "MAX_ROUNDS": "60"}, {}, shared)
+    assert experiments.departures(config, published) == ["NUM_GENERATIONS is 4 here and 8 in the experiment"]
+    assert experiments.departures(load({}, {}, shared), published) == []

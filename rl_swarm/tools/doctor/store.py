@@ -195,7 +195,9 @@ class StoreExam:
         except ConfigError as error:
             self._add("experiment", "failed", str(error))
             return
-        self._add("experiment", "ok", f"{name!r} exists, and the settings here agree with it")
+        differing = experiments.departures(self.config, found)
+        agreeing = f"but {'; '.join(differing)}" if differing else "and the settings here agree with it"
+        self._add("experiment", "warning" if differing else "ok", f"{name!r} exists, {agreeing}")
         self._check_permissions(store, layout)
         self._doing = "looking for nodes"
         nodes, own = registered(store, layout), self.config.node_id
