@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Flags = dict[str, str | None]
 
 WORKERS = whole(1, 64)
+MOST_NAMED = 10  # experiments in one line
 
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
@@ -51,16 +52,19 @@ def load_settings(flags: Flags) -> Config:
 
 def found_here(flags: Flags) -> Flags:
     """Name the default folder of `swarm` and `demo` if no folder is named, and the experiment is there."""
+    from rl_swarm.store import open_store
+    from rl_swarm.swarm import experiment as experiments
+
     loaded = configuration.load(os.environ, flags)
-    experiments = Path(configuration.DEFAULT_STORE, "experiments")
-    if loaded.store is not None or not (experiments / (loaded.experiment or "")).is_dir():
+    if loaded.store is not None or not Path(configuration.DEFAULT_STORE).is_dir():
         return flags
-    if loaded.experiment is None:
-        if Path(loaded.store_url).is_dir():  # a node alone has left a run on this machine
-            return flags
-        names = sorted(path.name for path in experiments.iterdir() if path.is_dir())
-        raise ConfigError(f"EXPERIMENT_NAME is not set: name one with --experiment; {experiments} has {', '.join(names[:10])}")
-    return flags | {"store": configuration.DEFAULT_STORE}
+    names = experiments.names(open_store(configuration.DEFAULT_STORE, writable=False))
+    if loaded.experiment in names:
+        return flags | {"store": configuration.DEFAULT_STORE}
+    if loaded.experiment is None and names and not Path(loaded.store_url).is_dir():  # nor has a node alone left a run here
+        listed = ", ".join(names[:MOST_NAMED])
+        raise ConfigError(f"EXPERIMENT_NAME is not set: name one with --experiment; {configuration.DEFAULT_STORE} has {listed}")
+    return flags
 
 
 def open_run(flags: Flags) -> "tuple[Config, Store, Layout]":
