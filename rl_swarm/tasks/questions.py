@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from typing import Annotated, Any
 
 import msgspec
@@ -162,15 +162,16 @@ class Tasks:
         be fewer.
         """
         found: dict[str, tuple[str, str]] = {}
-        for attempt in range(_EXAMPLE_TRIES * count):
-            for number in range(len(self.specs)):
-                place = self._place(number, attempt, "examples")
-                [item] = self._helper.items([place])
-                if len(found) == count or isinstance(item, CannotMake) or item.answer is None:
-                    continue
-                question, answer = self._question(place, item), TAGGED.format(item.answer)
-                if question.text_id not in self._held_out and self.score(question, answer) >= PASS:
-                    found.setdefault(question.text_id, (question.prompt, answer))
+        for attempt, number in product(range(_EXAMPLE_TRIES * count), range(len(self.specs))):
+            if len(found) == count:
+                break
+            place = self._place(number, attempt, "examples")
+            [item] = self._helper.items([place])
+            if isinstance(item, CannotMake) or item.answer is None:
+                continue
+            question, answer = self._question(place, item), TAGGED.format(item.answer)
+            if question.text_id not in self._held_out and self.score(question, answer) >= PASS:
+                found.setdefault(question.text_id, (question.prompt, answer))
         return tuple(found.values())
 
     def _judge(
