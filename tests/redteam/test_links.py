@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ SETTINGS: dict[str, Any] = {
     "STANDIN_SECONDS": 0.2,
 }
 STOP_SECONDS = 50.0  # a node may take 30 s to send what waits
+SETTLED_SECONDS = 3.0
 
 
 def run_swarm(arena: Arena, *workers: str, **settings: Any) -> None:
@@ -82,10 +82,11 @@ def test_links_in_place_of_folders_lead_nowhere(arena: Arena) -> None:
     settings = SETTINGS | {"MAX_ROUNDS": 1000}
     processes = {"boss": arena.start("boss", "coordinator", **settings), "w1": arena.start("w1", **settings)}
     arena.wait_until(lambda: "round" in arena.console("w1") or processes["w1"].poll() is not None, "the worker has begun", 20)
+    arena.wait_until(lambda: arena.console("boss") or processes["boss"].poll() is not None, "the coordinator has begun", 20)
+    time.sleep(SETTLED_SECONDS)  # it goes on, or has ended by itself: in between it would die of the signal
     for name, process in processes.items():
         code = arena.stop(process, STOP_SECONDS)
-        starting = -signal.SIGTERM  # ends a node that has not begun, and has no handler yet
-        assert code in (0, 1, 2, starting), f"{name} ended with {code}: {arena.console(name)[-3000:]}"
+        assert code in (0, 1, 2), f"{name} ended with {code}: {arena.console(name)[-3000:]}"
     arena.assert_contained()
     assert says(arena.console("w1") + arena.console("boss"), "link")
 
