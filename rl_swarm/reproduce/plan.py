@@ -163,8 +163,10 @@ _NANO = {
 }
 
 # What a swarm knows at the end, on tasks that nano half knows: with a rate that falls, reading peers acts like a large batch.
-_EASY = {**_NANO, "TASKS": "easy", "EVAL_INTERVAL": "100", "ROLLOUT_FETCH_MAX_PEERS": "15"}
-_KNOWLEDGE_RULE = "300 rounds, fixed before a reported seed was run, and the rate that did best on the pilot seed"
+_EASY = {**_NANO, "TASKS": "easy", "LEARNING_RATE": "2e-4", "EVAL_INTERVAL": "100", "ROLLOUT_FETCH_MAX_PEERS": "15"}
+_KNOWLEDGE_RULE = (
+    "300 rounds, fixed before a reported seed was run, and the rate that did best on the pilot seed, both for a node alone and for 4/12"
+)
 
 
 def _sized(nodes: int) -> Arm:
