@@ -13,6 +13,7 @@ from typing import Any
 
 from rl_swarm.config import PREFIXES
 from rl_swarm.learning.policy import Policy
+from rl_swarm.rollout import Question
 from rl_swarm.tasks import PASS, Tasks
 from rl_swarm.tasks.styles import in_tags
 
@@ -40,6 +41,12 @@ class HeldOut:
             "held_out_by_task": {task: fmean(results) for task, results in sorted(by_task.items())},
             "held_out_questions": len(self.questions),
         }
+
+    def answers(self, count: int) -> list[tuple[Question, str]]:
+        """Greedy answers to a few of the questions, spread evenly over all of them: texts to look at, chosen by no result."""
+        step = max(1, len(self.questions) // count)
+        chosen = self.questions[::step][:count]
+        return list(zip(chosen, self.policy.greedy(chosen), strict=True))
 
     def _right(self, readings: Sequence[Sequence[str]]) -> list[list[bool]]:
         """Whether each reading of each answer gets the full reward."""

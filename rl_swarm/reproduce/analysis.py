@@ -34,6 +34,14 @@ class ArmResult:
         known = [value for cell in self.cells.values() if (value := cell.measures[measure]) is not None]
         return fmean(known) if known else None
 
+    @property
+    def knowledge(self) -> dict[int, float]:
+        """Held-out accuracy by the number of rounds played, at those that every seed has: the mean of the seeds."""
+        curves = [cell.knowledge for cell in self.cells.values()]
+        return {
+            number: fmean(curve[number] for curve in curves) for number in curves[0] if all(number in curve for curve in curves)
+        }
+
     def mean_curve(self, curve: str) -> list[float]:
         return [fmean(values) for values in zip(*(getattr(cell.curves, curve) for cell in self.cells.values()), strict=False)]
 

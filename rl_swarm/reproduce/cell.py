@@ -26,7 +26,8 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell, Split
-from rl_swarm.reproduce.results import SAVED, CellResult, save
+from rl_swarm.reproduce.results import SAVED, Answers, CellResult, save
+from rl_swarm.rollout import Question
 from rl_swarm.runs import progress
 from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.store import Store
@@ -40,14 +41,22 @@ from rl_swarm.tasks import tasks_version, warm_up
 LAYOUT = Layout("reproduce")
 QUANTISED_LEVELS = 7  # on either side of zero: four bits
 LOOKED_BACK = 10  # rounds over which an adaptive node measures how often its own rollouts are informative
+SHOWN_ANSWERS = 8  # held-out questions whose answers before and after are kept
 LEAST_OWN = 2  # with fewer own rollouts, a node could not tell how it is doing
+
+
+class _Start(msgspec.Struct, frozen=True):
+    """The base model's held-out accuracy and some of its answers. Of a mixed swarm the first node's model counts."""
+
+    before: Evaluated | None = None
+    answers: tuple[str, ...] = ()
 
 
 class _Saved(msgspec.Struct, frozen=True):
     """Where an interrupted cell goes on: all nodes have a checkpoint of this round."""
 
     round: int
-    before: Evaluated | None
+    start: _Start
     seconds: float
 
 
@@ -82,12 +91,12 @@ def run_cell(
         members = [_make_member(cell, number, store, place, closing) for number in range(cell.arm.nodes)]
         saved = _resume(members, place)
         began = last_saved = time.monotonic()
-        before = saved.before if saved else _evaluate_before(members[0][1])
+        start = saved.start if saved else _measure_start(members[0][1])
         spent = saved.seconds if saved else 0.0
         for number in range(saved.round if saved else 0, cell.rounds):
             if folder and time.monotonic() >= last_saved + save_seconds:
                 last_saved = time.monotonic()
-                _save(members, place, _Saved(number, before, spent + last_saved - began))
+                _save(members, place, _Saved(number, start, spent + last_saved - began))
             order = list(members)
             generator(cell.seed, "order", number).shuffle(order)
             for node, worker in order:
@@ -97,9 +106,13 @@ def run_cell(
                     worker.config = replace(worker.config, own_count=split.own, external_count=split.external)
                 worker.play(number)
             after_round(number + 1)
+        answers = [
+            Answers(question.prompt, question.answer, first, last)
+            for first, (question, last) in zip(start.answers, _answers(members[0][1]), strict=True)
+        ]
         rows = sorted((row for node, _ in members for row in _records(node)), key=lambda row: (row.round, row.node_id))
     assert len(rows) == len(members) * cell.rounds, "a journal lacks a round"
-    return CellResult(cell, tuple(rows), before, spent + time.monotonic() - began)
+    return CellResult(cell, tuple(rows), start.before, spent + time.monotonic() - began, tuple(answers))
 
 
 def _save(members: Sequence[tuple[Node, Worker]], place: Path, saved: _Saved) -> None:
@@ -134,11 +147,17 @@ def _records(node: Node) -> list[Round]:
     return progress.records(node.record, LAYOUT, node.local.node_id)
 
 
-def _evaluate_before(worker: Worker) -> Evaluated | None:
-    """Held-out accuracy of the base model. All nodes begin with the same one; of a mixed swarm the first node counts."""
+def _measure_start(worker: Worker) -> _Start:
     if not worker.evaluate or not worker.config.eval_interval:
-        return None
-    return Evaluated(round=0, **worker.evaluate())
+        return _Start()
+    return _Start(Evaluated(round=0, **worker.evaluate()), tuple(text for _, text in _answers(worker)))
+
+
+def _answers(worker: Worker) -> list[tuple[Question, str]]:
+    from rl_swarm.learning.evaluation import HeldOut
+
+    held_out = worker.evaluate
+    return held_out.answers(SHOWN_ANSWERS) if isinstance(held_out, HeldOut) and worker.config.eval_interval else []
 
 
 def _make_member(cell: Cell, place: int, store: Store, folder: Path, closing: ExitStack) -> tuple[Node, Worker]:

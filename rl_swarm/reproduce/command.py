@@ -60,7 +60,7 @@ def reproduce(
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
     _say(
         console,
-        f"{wanted.preset}: {preset.about}. {preset.nodes} nodes, {len(cells)} cells, {parallel} at a time; stop with Ctrl-C, "
+        f"{wanted.preset}: {preset.about} ({preset.nodes} nodes, {len(cells)} cells, {parallel} at a time); stop with Ctrl-C, "
         "continue with the same command",
     )
     schedule = Schedule(cells, wanted.output / "cells", parallel, Shown(console))
@@ -72,7 +72,7 @@ def reproduce(
         show_pilot(results, console)
         return True
     about = (
-        f"{preset.about[0].upper()}{preset.about[1:]}; {preset.rounds} rounds, {preset.nodes} nodes, {len(cells)} swarms. The "
+        f"{preset.about[0].upper()}{preset.about[1:]} ({preset.rounds} rounds, {preset.nodes} nodes, {len(cells)} swarms). The "
         f"first comparison is {preset.best} against the split without sharing, whatever came out best."
     )
     provenance = Provenance(about, command, preset.rule, settings, plan.versions())

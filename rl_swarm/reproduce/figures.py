@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rl_swarm.reproduce.analysis import Analysis, ArmResult
@@ -57,6 +58,8 @@ def make_figures(analysis: Analysis) -> Mapping[str, Figure]:
             [Panel(partial(_draw_cost, arms=arms, cost=cost), f"Own reward against {COST_LABELS[cost]}") for cost in COST_LABELS],
         ),
     }
+    if any(arm.knowledge for arm in arms):
+        made["knowledge"] = _knowledge(analysis)
     if analysis.comparisons:
         made["horizon"] = Figure(
             "The gain for every horizon",
@@ -79,6 +82,49 @@ def make_figures(analysis: Analysis) -> Mapping[str, Figure]:
             ],
         )
     return made
+
+
+def _knowledge(analysis: Analysis) -> Figure:
+    """Held-out accuracy by round and, where the arms are swarms of several sizes, by size."""
+    panels = [Panel(partial(_draw_knowledge, analysis=analysis), "Held-out accuracy by round")]
+    caption = (
+        "Greedy accuracy on held-out questions, as the verifier reads: the mean of nodes and seeds. The dotted line is what the "
+        "base model knows in the form that is rewarded."
+    )
+    if len({arm.arm.nodes for arm in analysis.table}) > 2:
+        panels.append(Panel(partial(_draw_sizes, analysis=analysis), "Held-out accuracy at the end by size of the swarm"))
+        caption += " By size, each dot is a seed."
+    return Figure("What the nodes know", caption, panels)
+
+
+def _draw_knowledge(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
+    for place, arm in enumerate(analysis.table):
+        _draw_line(axes, place, arm, list(arm.knowledge), list(arm.knowledge.values()))
+    axes.set_title("Held-out accuracy")
+    _finish_knowledge(axes, shades, analysis)
+    axes.legend(frameon=False, loc="lower right")
+    round_axis(axes)
+
+
+def _draw_sizes(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
+    arms = sorted(analysis.table, key=lambda arm: arm.arm.nodes)
+    ends = [(arm.arm.nodes, [cell.measures["held_out"] for cell in arm.cells.values()]) for arm in arms]
+    measured = [(nodes, [value for value in values if value is not None]) for nodes, values in ends]
+    axes.plot([nodes for nodes, _ in measured], [fmean(values) for _, values in measured], color=shades.first, linewidth=2.2)
+    for nodes, values in measured:
+        axes.plot([nodes] * len(values), values, "o", color=shades.first, markersize=4, alpha=0.6)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([nodes for nodes, _ in measured], [str(nodes) for nodes, _ in measured])
+    axes.set_xlabel("nodes of the swarm")
+    axes.set_title("Held-out accuracy at the end")
+    _finish_knowledge(axes, shades, analysis)
+
+
+def _finish_knowledge(axes: "Axes", shades: Shades, analysis: Analysis) -> None:
+    if before := next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None):
+        axes.axhline(before.held_out_in_form, color=shades.faint, linewidth=0.8, linestyle=":")
+    axes.yaxis.set_major_formatter(lambda value, _: percent(value))
+    axes.grid(axis="y")
 
 
 def _draw_arm(axes: "Axes", shades: Shades, *, arm: ArmResult, place: int, threshold: float, top: float) -> None:

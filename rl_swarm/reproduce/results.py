@@ -1,7 +1,7 @@
 """The result of a cell: the record of every node and round, in one JSON file, and the figures that follow from it.
 
-A file is written when its cell is finished, whole or not at all. Columns of times have names that begin with `seconds`; everything
-else is the same whenever a cell is run again.
+A file is written when its cell is finished, whole or not at all. Columns of times have names that begin with `seconds`, and
+`operations` also counts what nodes do by the clock; everything else is the same whenever a cell is run again.
 
 The measure that counts is reward over *own* rollouts. The paper's table may have counted external ones too, which were chosen for
 being informative: that measure rises without any learning. It is reported under the name `mixed`, and never tested.
@@ -43,6 +43,16 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """A held-out question, its answer key, and what the first node wrote before and after training."""
+
+    prompt: str
+    key: str | None
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class CellResult:
     """A finished cell. `before` is held-out accuracy before training, where measured."""
 
@@ -50,6 +60,7 @@ class CellResult:
     rows: tuple[Round, ...]
     before: Evaluated | None = None
     seconds: float = 0.0
+    answers: tuple[Answers, ...] = ()
 
     @cached_property
     def by_round(self) -> Mapping[int, Sequence[Round]]:
@@ -77,6 +88,13 @@ class CellResult:
             generated=tuple(accumulate(generated)),
             compute=tuple(accumulate(new + TRAINED_COST * used for new, used in zip(generated, trained, strict=True))),
         )
+
+    @cached_property
+    def knowledge(self) -> dict[int, float]:
+        """Held-out accuracy as the verifier reads by the number of rounds played: the mean of the nodes."""
+        start = {0: self.before.held_out} if self.before else {}
+        found = {number: [row.held_out for row in rows if row.held_out is not None] for number, rows in self.by_round.items()}
+        return start | {number + 1: fmean(values) for number, values in found.items() if values}
 
     @cached_property
     def measures(self) -> dict[str, Any]:

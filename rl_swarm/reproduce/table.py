@@ -140,6 +140,7 @@ def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Pr
         element("h2", "The table"),
         _rewards(analysis),
         *(join((element("h3", each.title), plots(each.panels), element("p", each.caption, "faint"))) for each in figures.values()),
+        *_answers(analysis),
         element("h2", "Cost"),
         _costs(analysis),
         _equal_costs(analysis),
@@ -156,6 +157,20 @@ def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Pr
         element("h2", "Versions"),
         table(("", ""), sorted(provenance.versions.items())),
     )
+
+
+def _answers(analysis: Analysis) -> list[Html]:
+    """Answers of the first node of the split that was named beforehand, before and after; nothing where no text was kept."""
+    arm = analysis.arm(analysis.best) or analysis.baseline
+    seed, cell = next(iter(arm.cells.items()))
+    if not cell.answers:
+        return []
+    rows = ((each.prompt, each.key if each.key is not None else NOTHING, each.before, each.after) for each in cell.answers)
+    caption = f"Greedy answers of node 1 of {arm.name}, seed {seed}. The questions were fixed before anything was answered."
+    return [
+        element("h2", "Held-out questions, before and after"),
+        table(("question", "right answer", "before", "after"), rows, caption=caption),
+    ]
 
 
 def facts(analysis: Analysis) -> str:

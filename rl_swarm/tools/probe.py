@@ -35,7 +35,7 @@ FEWEST, ENOUGH = 8, 128  # questions before which nothing is decided, and after 
 RARE = 0.05  # a share of informative rollouts below which learning is slow
 MOST_ENTRIES, MOST_LEVELS = 8, 2  # of the TASKS value: in all, and of one task
 TRIES = 8  # at a new question of a level
-PROMPT_BATCHES = 3  # of questions on which prompts are compared, at most
+PROMPT_BATCHES = (2, 6, 8, 8)  # questions on which prompts are compared, as long as there is time: a slow model gets two
 PROMPT_SHARE = 0.4  # of the time, for that
 CPU_TOKENS = 32  # longest completion on a CPU, unless the user says: with more, little would be seen
 FORMAT_REWARD = 0.1  # to recommend
@@ -74,6 +74,11 @@ class Tally:
     def estimate(self) -> float:
         """The informative share with two uninformative questions added, so that one lucky question does not beat eight of ten."""
         return self.informative / (self.questions + 2)
+
+    @property
+    def promise(self) -> float:
+        """The estimate, and what the form promises: after few questions most prompts have no informative rollout yet."""
+        return (self.informative + self.tagged_share) / (self.questions + 2)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -277,8 +282,8 @@ class Probe:
         """
         ends = self._clock.monotonic() + seconds
         usable = dict(ways)
-        for batch in range(PROMPT_BATCHES):
-            asked = self._sample(BATCH, batch)
+        for batch, count in enumerate(PROMPT_BATCHES):
+            asked = self._sample(count, sum(PROMPT_BATCHES[:batch]))
             for way in list(usable):
                 show(Text(f"comparing prompts, now {way.shown}"))
                 if not all(usable[way].fits(question) for _, question in asked):
@@ -290,13 +295,13 @@ class Probe:
             if not usable or self._clock.monotonic() >= ends:
                 break
         if self._prompts:
-            self._way = plainest({way: tally.estimate for way, tally in self._prompts.items()})
+            self._way = plainest({way: tally.promise for way, tally in self._prompts.items()})
             self._policy = usable[self._way]
 
-    def _sample(self, count: int, batch: int) -> list[tuple[Family, Question]]:
-        """Questions of one level after the other, easy ones among them."""
+    def _sample(self, count: int, first: int) -> list[tuple[Family, Question]]:
+        """Questions of one level after the other, easy ones among them, beginning with the level at place `first`."""
         keys, asked = list(self._tallies), list[tuple[Family, Question]]()
-        for place in range(batch * count, batch * count + len(keys)):
+        for place in range(first, first + len(keys)):
             key = keys[place % len(keys)]
             with contextlib.suppress(Unusable):  # which is said when its turn comes
                 family = self._family(key)

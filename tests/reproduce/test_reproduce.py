@@ -40,7 +40,7 @@ from rl_swarm.reproduce.plan import (
     pilot_cells,
     quick,
 )
-from rl_swarm.reproduce.results import CellResult, authors, collapse, mixed_reward, oscillation
+from rl_swarm.reproduce.results import Answers, CellResult, authors, collapse, mixed_reward, oscillation
 from rl_swarm.reproduce.table import Provenance, write_report
 from rl_swarm.runs.record import Round, valid
 from rl_swarm.store.memory import MemoryStore
@@ -147,7 +147,7 @@ def test_the_documents_presets_are_those_of_the_documents() -> None:
     for preset in PRESETS.values():
         load(preset.settings)
         assert preset.best in [arm.name for arm in arms_of(preset)]
-    with pytest.raises(ConfigError, match="nano, knowledge, quarter, sizes, gpt2, qwen"):
+    with pytest.raises(ConfigError, match="nano, knowledge, quarter, sizes, smollm2, gpt2, qwen"):
         find_preset("nonsense")
 
 
@@ -263,6 +263,7 @@ def test_the_figures_of_a_cell() -> None:
     assert lines.generated == (200, 400) and lines.compute == (260, 520)
     assert figures["cumulative"] == pytest.approx(1.0) and figures["cumulative_mixed"] == pytest.approx(1.2)
     assert figures["held_out"] == pytest.approx(0.6), "the last measurement, mean of the nodes"
+    assert found.knowledge == pytest.approx({1: 0.1, 2: 0.6})
     assert figures["external_age"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6), "weighted by rollouts"
     assert figures["external_used"] == pytest.approx(6 / 4)
     assert figures["origins"] == pytest.approx(1 / ((4 / 6) ** 2 + (2 / 6) ** 2))
@@ -362,14 +363,16 @@ def test_a_cell_is_finished_when_its_whole_file_is_there(tmp_path: Path) -> None
 
 def test_the_report_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
-    cells = [finished(split, seed, [0.1, 0.2, 0.3]) for split in ("8/0", "4/4") for seed in (1, 2)]
+    cells = [finished(split, seed, [0.1, 0.2, 0.3], held_out=0.5) for split in ("8/0", "4/4") for seed in (1, 2)]
+    cells[2] = replace(cells[2], answers=(Answers("2 + 2?", None, hostile, "<answer>4</answer>"),))
     cells.append(replace(cells[-1], cell=replace(cells[-1].cell, arm=replace(cells[-1].cell.arm, name=hostile, ablation="size"))))
     made = Provenance(hostile, hostile, hostile, settings={"MODEL_NAME": hostile}, versions={"python": hostile})
     page = write_report(analyse(cells, "4/4"), tmp_path, made)
     html = page.read_text()
     assert hostile not in html and "&lt;script&gt;" in html
     assert "http://" not in html and "https://" not in html and "default-src 'none'" in html
-    for name in ("rewards", "smoothed", "cost", "horizon", "ablations"):
+    assert "2 + 2?" in html and "&lt;answer&gt;4&lt;/answer&gt;" in html
+    for name in ("rewards", "smoothed", "cost", "knowledge", "horizon", "ablations"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((tmp_path / "rounds.csv").read_text().splitlines()))
     assert len(rows) == 5 * 3 and float(rows[0]["own_reward"]) == 0.1

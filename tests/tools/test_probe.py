@@ -417,6 +417,17 @@ class TestPrompts:
         assert report.way == Way(0, "answer") and report.settings["COMPLETION_PREFIX"] == "answer"
         assert Way(3) not in dict(report.prompts)
 
+    def test_a_slow_model_is_asked_little_and_the_form_decides(self) -> None:
+        clock = VirtualClock()
+        ways = {way: Prompted(clock, way) for way in ways_to_try(load({"MAX_NEW_TOKENS": "32"}))}
+        probe = Probe(parse_tasks("chain_sum:max_digits=9"), ways[Way()], group_size=8, seed=7, clock=clock)  # type: ignore[arg-type]
+        probe.choose_prompt(ways, 0.0)  # type: ignore[arg-type]
+        report = probe.run(1.0)
+        assert {tally.questions for _, tally in report.prompts} == {2}
+        assert report.way == Way(3)
+        promise = {tagged: Tally(2, completions=16, tagged=tagged).promise for tagged in (0, 16)}
+        assert promise[16] > promise[0], "without an informative rollout, the prompt that finds the form is taken"
+
     def test_only_the_users_own_way_is_tried(self) -> None:
         assert ways_to_try(load({"PROMPT_EXAMPLES": "2"})) == [Way(2)]
         assert ways_to_try(load({"COMPLETION_PREFIX": "think"})) == [Way(0, "think")]
