@@ -9,7 +9,7 @@ GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability pictures readme release-check tour
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability pictures notebooks readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
 
 pictures: $(READY) ## Run a demo, and write the pictures of the README to docs/pictures
 	$(BIN)/python -m checks.pictures
+
+notebooks: $(READY) ## Run every notebook on this machine and keep the outputs (about half an hour)
+	$(BIN)/python -m checks.notebooks run
 
 readme: $(READY) ## Write the settings and the measured result into README.md and docs/settings.md
 	$(BIN)/python -m tests.test_readme

@@ -16,6 +16,7 @@ from rl_swarm.reproduce.results import CellResult, ending
 from rl_swarm.show.formats import percent
 
 PAPERS_GAIN = {"6/2": 0.52, "4/4": 0.94, "2/6": 0.68}  # in the paper's own measure, arXiv:2509.08721
+PAPERS_CUMULATIVE = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
 KEPT = 0.95  # share of its highest cumulative gain that an arm must still have at the end
 COSTS = {"generated": "tokens written", "compute": "tokens written, and three for each token trained on"}
 

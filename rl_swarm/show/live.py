@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from statistics import fmean
 from types import TracebackType
 
@@ -24,6 +23,8 @@ from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import StoreAway
 from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered
 from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment
+from rl_swarm.show import cell
+from rl_swarm.show.cell import CellScreen
 from rl_swarm.show.formats import ago, counted, duration, flat, number, roughly
 from rl_swarm.show.tables import make_table
 from rl_swarm.text import visible
@@ -66,9 +67,13 @@ class LiveView:
         self.moment: Moment | None = None
         self._began = self.clock.wall()
         self._starting = starting or {}
-        self._drawn = console.is_interactive or (console.is_jupyter and find_spec("ipywidgets") is not None)
+        self._drawn = console.is_interactive or console.is_jupyter
         self._frame_seconds = frame_seconds
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live = (
+            CellScreen()
+            if console.is_jupyter
+            else Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        )
         self._next = 0.0
         self._away = self._said = ""
 
@@ -102,7 +107,8 @@ class LiveView:
         self.look()
         now, moment = self.clock.wall(), self.moment
         if self._drawn:
-            width = self.console.width - len("^C")  # which a terminal writes after the frame, and which must not begin a line
+            # A terminal writes ^C after the frame, which must not begin a line.
+            width = cell.WIDTH if self.console.is_jupyter else self.console.width - len("^C")
             height = NOTEBOOK_LINES if self.console.is_jupyter else self.console.height
             frame = [live_frame(moment, now, width, height - bool(self._away))] if moment else []
             away = [_one_line(visible(self._away), "yellow")] if self._away else []

@@ -3,6 +3,7 @@
 `processes/stopping.py` says how long they may take to stop.
 """
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_u
 from rl_swarm.node.vetting import vet
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import Child, ConsoleFile, python
-from rl_swarm.processes.stopping import LAUNCHER_SECONDS, on_signals
+from rl_swarm.processes.stopping import LAUNCHER_SECONDS, launcher_of, on_signals, watching_launcher
 from rl_swarm.runs.following import Following, Moment
 from rl_swarm.runs.record import unstamped
 from rl_swarm.show.live import LiveView
@@ -83,7 +84,9 @@ class Launcher:
         `tick` is called several times a second, to show progress.
         """
         wait_until_free(self.folders, self._tell)
-        with on_signals(self._asked, closed_terminal=True):
+        # A notebook that runs this and is killed cannot pass a signal on.
+        orphaned = watching_launcher(launcher_of(os.environ), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with on_signals(self._asked, closed_terminal=True), orphaned:
             try:
                 with suppress(KeyboardInterrupt):
                     self._tend(tick)

@@ -1,9 +1,7 @@
-"""Functions for notebook cells: run a command with live output, make an experiment, watch, read and compare runs."""
+"""Functions for programs: make an experiment, read and compare runs."""
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,44 +15,11 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.node.assembly import load_config
 from rl_swarm.node.vetting import vet
 from rl_swarm.runs import progress
-from rl_swarm.runs.following import Following, all_experiments, look_once
+from rl_swarm.runs.following import all_experiments, look_once
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tasks import nearest, tasks_version
-
-
-def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Run a command, show its output line by line and return its exit code. Interrupting the cell asks the command to stop."""
-    process = subprocess.Popen(
-        list(command),
-        cwd=cwd,
-        env={**os.environ, **(env or {}), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # an interrupt reaches the command only once, from here
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        while True:
-            try:
-                for line in process.stdout:
-                    print(line, end="", flush=True)
-                return process.wait()
-            except KeyboardInterrupt:
-                print("stopping: the node saves a checkpoint", file=sys.stderr, flush=True)
-                process.terminate()
-
-
-def watch_experiment(gdrive_path: str, experiment_name: str) -> None:
-    """Show a run in this cell as `rl-swarm status --watch` does, until it has ended or the cell is interrupted."""
-    from rich.console import Console
-
-    from rl_swarm.show.live import watch
-
-    watch(Following(*_open(gdrive_path, experiment_name)), Console(), until_ended=True)
 
 
 def init_experiment(gdrive_base_path: str, experiment_name: str, config_overrides: Mapping[str, Any] | None = None) -> str:

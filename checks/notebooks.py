@@ -1,0 +1,265 @@
+"""Make the notebooks of notebooks/ from the parts in notebooks/source/, and run them.
+
+    python -m checks.notebooks write            write all, keeping the outputs of those that did not change
+    python -m checks.notebooks run [NAME ...]   run those whose name begins so, or all, and keep their outputs
+
+A part is Markdown in which each Python block becomes a cell, and $words are filled in. Notebooks are run one after the other in one
+folder, as a user would run them: the monitoring and the analysis show the runs of the others.
+"""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+CELL_SECONDS = 3600
+RUN = ("settings", "checks", "train", "results", "keep")  # parts of a notebook that trains
+TWO_MINUTES = "about two minutes on two cores with nano; on a GPU the live view tells the time left after a few rounds."
+ROUNDS, FEW_ROUNDS = ({"CPU": rounds, "T4": 200, "A100": 2000} for rounds in (40, 20))
+_QWEN = '{{"MODEL_NAME": "Gensyn/Qwen2.5-0.5B-Instruct", "DTYPE": "{}", "LORA_RANK": {}, "LEARNING_RATE": "1e-4"}}'
+_GPT2 = '{"MODEL_NAME": "openai-community/gpt2", "DTYPE": "float32", "EVAL_INTERVAL": 0}'
+QWEN = {"t4": _QWEN.format("float16", 16), "a100": _QWEN.format("bfloat16", 32)}
+GPT2 = {"t4": _GPT2, "a100": _GPT2}
+FIVE_NODES = {"a": ("4/0", "Baseline"), "b": ("3/1", "Config1"), "c": ("2/2", "Config2"), "d": ("1/3", "Config3")}
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """`names` are those of its files, without the ending."""
+
+    names: tuple[str, ...]
+    parts: Sequence[str]
+    words: Mapping[str, object]
+
+
+def swarm(
+    name: str,
+    title: str,
+    about: str,
+    experiment: str,
+    split: str,
+    *,
+    workers: Mapping[str, int],
+    rounds: Mapping[str, int] = ROUNDS,
+    models: Mapping[str, str] = QWEN,
+    other_names: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+    time: str = TWO_MINUTES,
+) -> Notebook:
+    own, external = split.split("/")
+    words = {
+        "title": title,
+        "about": about,
+        "time": time,
+        "experiment": experiment,
+        "own": own,
+        "external": external,
+        "rounds": dict(rounds),
+        "workers": dict(workers),
+        "command": '"swarm", "--workers", str(WORKERS[here])',
+        **models,
+    }
+    return Notebook((name, *other_names), (*RUN, *more), words)
+
+
+def make_all() -> list[Notebook]:
+    four = {"CPU": 4, "T4": 2, "A100": 4}
+    made = [
+        Notebook(
+            ("00_start_here",),
+            ("start_here", "results", "use", "next"),
+            {
+                "title": "Start here",
+                "about": "Four small models learn to answer puzzles together, and you watch. At the end you have a curve, "
+                "and a model to talk to.",
+                "time": "five minutes on two cores; no GPU is needed.",
+            },
+        ),
+        swarm(
+            "EX12.00.RL_Swarm_Coordinator",
+            "Coordinator",
+            "Begin a swarm here: a coordinator, which announces the rounds, and a worker. Others join it with `EX12.01`.",
+            "friends",
+            "4/4",
+            workers={"CPU": 1, "T4": 1, "A100": 1},
+            other_names=("colab_coordinator",),
+            more=("use",),
+        ),
+        Notebook(
+            ("EX12.01.RL_Swarm_Worker", "colab_worker"),
+            ("worker", "train", "results", "keep", "use"),
+            {
+                "title": "Worker",
+                "about": "Join a swarm that somebody began with `EX12.00`, or go on alone until others come. Model, tasks "
+                "and rounds are the swarm's.",
+                "time": TWO_MINUTES,
+                "command": '"work"',
+            },
+        ),
+        Notebook(
+            ("EX12.02.RL_Swarm_Monitoring",),
+            ("monitoring",),
+            {
+                "title": "Monitoring",
+                "about": "Watch any run in the shared folder, from any machine: who is doing what, since when, and what the "
+                "models write. It changes nothing in the run.",
+                "time": "as long as you watch; it ends with the run.",
+            },
+        ),
+    ]
+    for number, split in zip(range(10, 14), ("8/0", "6/2", "4/4", "2/6"), strict=True):
+        own, external = split.split("/")
+        made.append(
+            swarm(
+                f"EX12.{number}.SAPO_Experiment_{own}loc{external}ext",
+                f"The paper's split {split}",
+                f"A swarm in which every node trains on {own} rollouts of its own and {external} of its peers. `EX12.20` "
+                "compares the four splits; 8/0, which shares nothing, is the baseline.",
+                f"ex12_{number}_{own}loc{external}ext",
+                split,
+                workers=four,
+            )
+        )
+    made.append(
+        swarm(
+            "EX12.14.SAPO_8Node_SingleGPU_gpt2",
+            "Eight nodes on one GPU",
+            "Eight GPT-2 workers share one A100 with 80 GB. Without a GPU, eight copies of nano show the same on a CPU.",
+            "ex12_14_8nodes",
+            "4/4",
+            workers={"CPU": 8, "T4": 1, "A100": 8},
+            rounds=FEW_ROUNDS,
+            models=GPT2,
+            more=("memory",),
+            time="about three minutes on two cores with nano; not measured on an A100.",
+        )
+    )
+    for letter, (split, name) in FIVE_NODES.items():
+        own, external = split.split("/")
+        made.append(
+            swarm(
+                f"EX12.14{letter}.SAPO_gpt2_{name}_{own}loc{external}ext",
+                f"Five nodes, split {split}",
+                f"A coordinator and four GPT-2 workers on one GPU. Each worker trains on {own} rollouts of its own and "
+                f"{external} of its peers.",
+                f"ex12_14{letter}_{own}loc{external}ext",
+                split,
+                workers={"CPU": 4, "T4": 1, "A100": 4},
+                rounds=FEW_ROUNDS,
+                models=GPT2,
+            )
+        )
+    made += [
+        Notebook(
+            ("EX12.20.SAPO_Results_Analysis",),
+            ("analysis",),
+            {
+                "title": "Results",
+                "about": "Compare the runs of `EX12.10` to `EX12.13` with the *measured* run without sharing. The paper's figures "
+                "stand beside them, marked as the paper's.",
+                "time": "a few seconds.",
+            },
+        ),
+        Notebook(
+            ("TEST_MODE",),
+            ("test_mode",),
+            {
+                "title": "Test mode",
+                "about": "Three rounds with two workers, and a check of everything they left: rounds, rollouts, logs. Run it first "
+                "in a new place.",
+                "time": "about a minute.",
+            },
+        ),
+    ]
+    return made
+
+
+def cells(part: str, words: Mapping[str, object]) -> list[nbformat.NotebookNode]:
+    """The cells of a part: its Python blocks, and the Markdown between them."""
+    text = Template((FOLDER / "source" / f"{part}.md").read_text("utf-8")).substitute(
+        {name: str(value) for name, value in words.items()}
+    )
+    found = []
+    for place, piece in enumerate(re.split(r"```python\n(.*?)\n```", text, flags=re.DOTALL)):
+        if piece.strip():
+            found.append(nbformat.v4.new_code_cell(piece) if place % 2 else nbformat.v4.new_markdown_cell(piece.strip()))
+    return found
+
+
+def as_file(notebook: Notebook) -> nbformat.NotebookNode:
+    """The notebook without outputs. Cells are numbered, so that writing it again gives the same file."""
+    made = nbformat.v4.new_notebook()
+    made.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    made.cells = [cell for part in ("heading", "install", "folder", *notebook.parts) for cell in cells(part, notebook.words)]
+    for number, cell in enumerate(made.cells):
+        cell["id"] = f"cell-{number}"
+    return made
+
+
+def with_outputs(made: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
+    """Take the file that is there if its cells are the same: outputs of other cells would be those of another notebook."""
+    if path.exists():
+        old = nbformat.read(path, as_version=4)
+        if [cell.source for cell in old.cells] == [cell.source for cell in made.cells]:
+            return old
+    return made
+
+
+def client_of(made: nbformat.NotebookNode, **constants: object) -> NotebookClient:
+    """What runs a notebook, with other values for some of the constants in its cells."""
+    for cell in made.cells:
+        for name, value in constants.items():
+            cell.source = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", cell.source)
+    return NotebookClient(made, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
+
+
+def execute(made: nbformat.NotebookNode, folder: Path, environment: Mapping[str, str], **constants: object) -> None:
+    """Run all cells in `folder`, and keep their outputs."""
+    client_of(made, **constants).execute(env={**os.environ, **environment}, cwd=str(folder))
+
+
+def tidy(made: nbformat.NotebookNode, folder: Path) -> None:
+    """Remove what says nothing to a reader: when each cell ran, in which folder, with which Python."""
+    for cell in made.cells:
+        cell.metadata = nbformat.NotebookNode()
+        for output in cell.get("outputs", []):
+            for holder in (output, output.get("data", {})):
+                for kind in ("text", "text/plain", "text/html"):
+                    if isinstance(holder.get(kind), str):
+                        holder[kind] = (
+                            holder[kind].replace(f"{folder}/", "").replace(str(folder), ".").replace(sys.executable, "python")
+                        )
+    made.metadata.pop("language_info", None)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("write", "run"))
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary).resolve()
+        for notebook in make_all():
+            made = as_file(notebook)
+            if options.what == "run" and (not options.names or any(map(notebook.names[0].startswith, options.names))):
+                print(f"running {notebook.names[0]}", flush=True)
+                execute(made, folder, {"RL_SWARM_HOME": str(folder / "home")})
+                tidy(made, folder)
+            else:
+                made = with_outputs(made, FOLDER / f"{notebook.names[0]}.ipynb")
+            for name in notebook.names:
+                nbformat.write(made, FOLDER / f"{name}.ipynb")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
