@@ -188,7 +188,7 @@ def varied(name: str, rounds: int) -> Iterator[None]:
 def table(outcomes: Sequence[Outcome], trials: Sequence[Trial]) -> str:
     """Means over the seeds, and the worst seed."""
     lines = [
-        "| trial | seeds | held-out | worst | in the form | style-blind | cumulative | tokens written | seconds |",
+        "| trial | seeds | held-out | worst | in the form | in any form | cumulative | tokens written | seconds |",
         "|" + "---|" * 9,
     ]
     for trial in trials:

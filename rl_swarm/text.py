@@ -1,4 +1,4 @@
-"""Make text from strangers safe to show."""
+"""Text for people: make what strangers write safe to show, and count things."""
 
 import re
 
@@ -11,3 +11,7 @@ def one_line(text: str, most: int = 200) -> str:
 def visible(text: str) -> str:
     """Escape control characters (colours, cursor movement, writing direction) so that they have no effect."""
     return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else repr(match[0])[1:-1], text)
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -1,6 +1,6 @@
 """Measure the embedded model before and after some reinforcement learning, and write its card.
 
-Accuracy stands there twice, as the verifier sees it and style-blind, so that finding the form is never sold as reasoning. The
+Accuracy stands there twice, as the verifier sees it and in any form, so that finding the form is never sold as reasoning. The
 trained weights are thrown away: what the package holds is the model before.
 """
 
@@ -28,7 +28,7 @@ demos, tests and dry runs need no download. It answers the five kinds of questio
 
 **What it is for.** It knows many answers but writes them in many styles, and only rarely as `<answer>…</answer>`, the one form
 that the verifier reads. Reinforcement learning therefore has something real and quick to find. **What rises is the form, and
-finding the form is not reasoning.** That is why every accuracy stands here twice: as the verifier sees it, and style-blind, with
+finding the form is not reasoning.** That is why every accuracy stands here twice: as the verifier sees it, and in any form, with
 the answer taken from whatever style it was written in. Only a rise of the second would be a model that answers better.
 
 | | |
@@ -36,7 +36,7 @@ the answer taken from whatever style it was written in. Only a rise of the secon
 {facts}
 
 Below, {questions} questions as a node meets them were answered {completions} times each at temperature 1, and once greedily.
-`reward` is the mean score with partial credit; all other columns are shares of full marks. `blind` is style-blind, `held out` the
+`reward` is the mean score with partial credit; all other columns are shares of full marks. `blind` is in any form, `held out` the
 greedy answer to questions that neither this model's training nor any node's has seen.
 
 ## As it is in the package
@@ -72,7 +72,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures by task, the share of each style among sampled completions, and the style-blind accuracy within each style."""
+    """Figures by task, the share of each style among sampled completions, and the accuracy in any form within each style."""
 
     tasks: dict[str, Figures]
     shares: dict[str, float]

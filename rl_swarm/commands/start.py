@@ -12,7 +12,7 @@ from rl_swarm.commands.options import Checked
 from rl_swarm.commands.typed import program, resuming, to_repeat, what_next
 from rl_swarm.errors import ConfigError
 from rl_swarm.processes.threads import sleep_when_idle
-from rl_swarm.text import one_line, visible
+from rl_swarm.text import counted, one_line, visible
 from rl_swarm.tools.presets import GPU_PRESETS
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     warn(refuse_if_too_large(environment, loaded, workers))
     environment = found(environment, correct=correct, say=click.echo)
     launcher, again = make_launcher(environment, workers, follow=follow), to_repeat(configuration.load(os.environ, flags))
-    click.echo(f"{workers} workers on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
+    click.echo(f"{counted(workers, 'worker')} on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
     click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
     run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
 
@@ -148,8 +148,8 @@ def refuse_if_complete(store: "Store", layout: "Layout", found: "Experiment", ou
     ends_at = configuration.load({}, shared=found.settings).max_rounds
     if state is not None and state.status == "complete" and ours.max_rounds <= ends_at:
         raise ConfigError(
-            f"the experiment {found.experiment!r} is complete, all {ends_at} rounds are done: look at it with 'rl-swarm report', "
-            "or join with a higher MAX_ROUNDS to go on"
+            f"the experiment {found.experiment!r} is complete, after {counted(ends_at, 'round')}: look at it with "
+            "'rl-swarm report', or join with a higher MAX_ROUNDS to go on"
         )
 
 

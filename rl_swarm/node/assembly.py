@@ -33,6 +33,7 @@ from rl_swarm.swarm.peers import register
 from rl_swarm.swarm.protocol import Newsbox, Swarm
 from rl_swarm.swarm.through_store import StoreSwarm
 from rl_swarm.tasks import tasks_of
+from rl_swarm.text import counted
 
 Vet = Callable[[Config, Callable[[str], None]], None]
 
@@ -84,12 +85,13 @@ class Node:
             return
         publisher = member.publisher
         if self.stop.requested and publisher.pending:
-            self.journal.show(f"publishing {publisher.pending} documents, at most {DRAIN_SECONDS:.0f} s")
+            self.journal.show(f"publishing {counted(publisher.pending, 'document')}, at most {DRAIN_SECONDS:.0f} s")
         publisher.close(DRAIN_SECONDS, persist=not self.stop.requested)
         self.journal.tell(self.news.take())
         if publisher.pending:
             self.journal.say(
-                f"the store is away: {publisher.pending} documents stay in {publisher.folder}; start the node again to publish them"
+                f"the store is away: {counted(publisher.pending, 'document')} left in {publisher.folder}; start the node "
+                "again to publish the rest"
             )
         until = self.clock.monotonic() + MERGE_SECONDS
         try:

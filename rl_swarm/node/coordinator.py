@@ -23,6 +23,7 @@ from rl_swarm.swarm.attendance import Attendance
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import FIRST_STAGE, MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
+from rl_swarm.text import counted
 
 POLL_SECONDS = 1.0  # longest pause between two looks at who has submitted
 LONELY_SECONDS = 5.0  # without a worker, after which the coordinator says how to start one
@@ -173,7 +174,7 @@ class Coordinator:
             return "" if open_seconds >= interval else "the timer"
         if since_first is None:
             live = len(self.attendance.live())
-            return f"{live} workers" if live else "workers: none is live, start one"
+            return counted(live, "worker") if live else "workers: none is live, start one"
         missing = self.attendance.awaited() - done
         if not missing or since_first >= interval:
             return ""

@@ -18,6 +18,7 @@ from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError
 from rl_swarm.learning.schedule import rate_share
+from rl_swarm.node.hints import Hints
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
 from rl_swarm.randomness import generator, stream_seed
@@ -26,13 +27,12 @@ from rl_swarm.runs.measures import Stopwatch, batch_figures, own_figures, reward
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import Swarm
 from rl_swarm.tasks import Tasks, form_bonus
+from rl_swarm.text import counted
 
 if TYPE_CHECKING:  # both import torch
     from rl_swarm.learning.policy import Policy
     from rl_swarm.learning.trainer import Trainer
 
-WARNING_ROUNDS = 20
-RARELY_ANSWERED = 0.05  # a share of completions with an <answer> below which the form is what is missing
 LAST_SAVE_SECONDS, LAST_SAVE_PAUSE = 60.0, 5.0  # how long the last checkpoint waits for disk space, and the pause between tries
 SAVED_SECONDS = 600.0  # between two lines about checkpoints
 LAST_PUSH_SECONDS = 1800.0  # for the model of a complete run; a node that is asked to stop waits PUSH_SECONDS at most
@@ -74,6 +74,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tasks: dict[str, Any]
     swarm: dict[str, Any]
+    played: Count
     evaluated_at: Count
     max_rounds: Count
 
@@ -101,7 +102,8 @@ class Worker:
         self.checkpoints = checkpoints
         self.stop = stop
         self.push = push
-        self._uninformative_rounds = self._discounted_rounds = 0
+        self._hints = Hints(config)
+        self._played = 0  # rounds, those before a checkpoint included
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = self._evaluated_at = 0
         self._next_word = 0.0  # when a checkpoint is worth a line again
@@ -113,6 +115,7 @@ class Worker:
         try:
             while number < self.config.max_rounds and not self.stop.requested:
                 self.play(number)
+                self._played += 1
                 self._mark_boundary(number + 1)
                 due = self.cores_changed() or number + 1 - self._saved_at >= self.config.checkpoint_interval
                 if due and number + 1 < self.config.max_rounds:  # the last one is saved at the end
@@ -177,6 +180,10 @@ class Worker:
     def _record(self, number: int, measured: dict[str, Any], watch: Stopwatch) -> None:
         config, exchange_figures = self.config, dict(self.swarm.figures(number))
         watch.move("store", "score", exchange_figures.pop("checking_seconds", 0.0))
+        self.journal.say(
+            f"round {number}: reward {measured['reward']:.3f}, own {measured['own_used']}/{config.own_count}, "
+            f"external {measured['external_used']}/{config.external_count}, {sum(watch.seconds.values()):.1f} s"
+        )
         row = Round(
             **measured,
             **self._evaluate(number + 1),
@@ -195,48 +202,7 @@ class Worker:
             tokens_per_s=measured["tokens"] / max(watch.seconds["generate"], 1e-9),
         )
         self.journal.round_done(row)
-        self.journal.say(
-            f"round {number}: reward {row.reward:.3f}, own {row.own_used}/{config.own_count}, "
-            f"external {row.external_used}/{config.external_count}, {sum(watch.seconds.values()):.1f} s"
-        )
-        self._warn(row)
-        self.journal.tell(self.swarm.news())
-
-    def _warn(self, row: Round) -> None:
-        """Warn after many rounds in which nothing, or little of what peers sent, could be learnt from."""
-        self._uninformative_rounds = 0 if row.informative else self._uninformative_rounds + 1
-        if self._uninformative_rounds == WARNING_ROUNDS:
-            self._uninformative_rounds = 0
-            line = (
-                f"nothing was informative for {WARNING_ROUNDS} rounds: all completions of a question got the same reward, so "
-                f"there is no gradient; {self._remedy(row)}"
-            )
-            self.journal.note("nothing_informative", line, round=row.round, rounds=WARNING_ROUNDS)
-        if row.external_weighed:  # a round without external completions says nothing about them
-            self._discounted_rounds = self._discounted_rounds + 1 if row.external_discounted > row.external_weighed / 2 else 0
-        if self._discounted_rounds == WARNING_ROUNDS:
-            self._discounted_rounds = 0
-            line = (
-                f"most completions of peers counted for nothing for {WARNING_ROUNDS} rounds: this model finds them absurd, or "
-                "they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
-            )
-            self.journal.note("external_discounted", line, round=row.round, rounds=WARNING_ROUNDS)
-
-    def _remedy(self, row: Round) -> str:
-        """What to set when nothing is informative: most small models fail at the form first."""
-        if row.answered >= RARELY_ANSWERED:
-            return "run 'rl-swarm probe' to find tasks that this model can learn from"
-        remedies = {
-            "PROMPT_EXAMPLES=3": not self.config.prompt_examples,
-            "COMPLETION_PREFIX=answer": self.config.prefix == "none",
-            "FORMAT_REWARD=0.1": not self.config.format_reward and row.answered > 0,
-            "a higher MAX_NEW_TOKENS": row.truncated > 0.5,
-        }
-        ways = [way for way, useful in remedies.items() if useful] or ["another MODEL_NAME"]
-        return (
-            f"{row.answered:.0%} of the completions have an <answer>, which is all that is read: set {' or '.join(ways)}; "
-            "'rl-swarm probe' tries them"
-        )
+        self.journal.tell([*self._hints.after(row), *self.swarm.news()])
 
     def _evaluate(self, number: int) -> dict[str, Any]:
         """Measure held-out accuracy if it is due after this many rounds, or if these are all.
@@ -253,7 +219,7 @@ class Worker:
         result = self.evaluate()
         self._evaluated_at = number
         line = (
-            f"held-out accuracy at round {number}: {result['held_out']:.1%}, begun with <answer> {result['held_out_in_form']:.1%}, "
+            f"held-out accuracy at round {number}: {result['held_out']:.1%}, in the form {result['held_out_in_form']:.1%}, "
             f"in any form {result['held_out_style_blind']:.1%}"
         )
         self.journal.note("evaluation", line, round=number, **result)
@@ -267,7 +233,9 @@ class Worker:
         number = resumed or 0
         self._mark_boundary(number)
         line = (
-            f"new: {self.config.max_rounds} rounds" if resumed is None else f"resumed at round {number} of {self.config.max_rounds}"
+            f"new: {counted(self.config.max_rounds, 'round')}"
+            if resumed is None
+            else f"resumed at round {number} of {self.config.max_rounds}"
         )
         self.journal.note("started", line, resumed=resumed is not None, round=number)
         if resumed is None:
@@ -291,7 +259,7 @@ class Worker:
             self.tasks.restore(before[0])
             self.swarm.restore(before[1])
             raise
-        self._evaluated_at, self._saved_at = state.evaluated_at, number
+        self._played, self._evaluated_at, self._saved_at = state.played, state.evaluated_at, number
         self._tell_new_end(number, state.max_rounds)
 
     def _tell_new_end(self, number: int, former: int) -> None:
@@ -325,6 +293,7 @@ class Worker:
         node_state = {
             "tasks": self.tasks.state(),
             "swarm": self.swarm.state(),
+            "played": self._played,
             "evaluated_at": self._evaluated_at,
             "max_rounds": self.config.max_rounds,
         }
@@ -365,6 +334,11 @@ class Worker:
             self._next_word = now + SAVED_SECONDS
             self.journal.say(f"saved at round {number}: {path}")
 
+    def _rounds_played(self) -> str:
+        """A node that came late, or was away, has played fewer rounds than the swarm."""
+        rounds = counted(self.config.max_rounds, "round")
+        return rounds if self._played >= self.config.max_rounds else f"this node played {self._played} of {rounds}"
+
     def _finish(self, outcome: str, number: int) -> None:
         self._save(last=True)
         if self.push:
@@ -378,6 +352,6 @@ class Worker:
             self.push.close(patience)
         if outcome == "complete":
             self.journal.progress("training_complete", number - 1)
-        line = f"complete: {self.config.max_rounds} rounds" if outcome == "complete" else f"stopped at round {self._boundary[0]}"
+        line = f"complete: {self._rounds_played()}" if outcome == "complete" else f"stopped at round {self._boundary[0]}"
         self.journal.note(outcome, line, round=number)
         self.journal.state(outcome, min(number, self.config.max_rounds - 1))

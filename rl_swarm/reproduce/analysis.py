@@ -14,6 +14,7 @@ from rl_swarm.reproduce.permutation import interval, permutation_p, verdict
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Arm
 from rl_swarm.reproduce.results import CellResult, ending
 from rl_swarm.show.formats import percent
+from rl_swarm.text import counted
 
 PAPERS_GAIN = {"6/2": 0.52, "4/4": 0.94, "2/6": 0.68}  # in the paper's own measure, arXiv:2509.08721
 PAPERS_CUMULATIVE = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
@@ -233,7 +234,9 @@ def sentences(analysis: Analysis) -> list[str]:
     for arm in analysis.arms:
         lost = sum(cell.measures["collapsed"] for cell in arm.cells.values())
         if lost:
-            found.append(f"{arm.name} collapsed on {lost} of {len(arm.cells)} seeds: it ended with less than half of its peak.")
+            found.append(
+                f"{arm.name} collapsed on {lost} of {counted(len(arm.cells), 'seed')}: it ended with less than half of its peak."
+            )
     return [sentence for sentence in found if sentence]
 
 
@@ -248,7 +251,8 @@ def _about_knowledge(each: Comparison) -> str:
     better = sum(difference > 0 for difference in differences)
     return (
         f"Held-out at the end: {each.arm} {percent(ours, '.1%')}, {each.other} {percent(theirs, '.1%')} "
-        f"({100 * each.knows_more:+.1f} points{shown}, better on {better} of {len(differences)} seeds, p = {each.held_out_p:.4f})."
+        f"({100 * each.knows_more:+.1f} points{shown}, better on {better} of {counted(len(differences), 'seed')}, "
+        f"p = {each.held_out_p:.4f})."
     )
 
 

@@ -22,6 +22,7 @@ from rl_swarm.show.formats import number
 from rl_swarm.show.tables import make_table
 from rl_swarm.store import open_store
 from rl_swarm.tasks import parse_tasks
+from rl_swarm.text import counted
 
 SHOWN_EVERY_SECONDS = 30.0
 
@@ -47,6 +48,10 @@ def _say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
+
+
 def reproduce(
     wanted: Wanted, environment: Mapping[str, str], flags: Mapping[str, str | None], command: str, console: Console
 ) -> bool:
@@ -60,20 +65,21 @@ def reproduce(
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
     _say(
         console,
-        f"{wanted.preset}: {preset.about} ({preset.nodes} nodes, {len(cells)} cells, {parallel} at a time); stop with Ctrl-C, "
-        "continue with the same command",
+        f"{wanted.preset}: {sentence(preset.about)} {counted(preset.nodes, 'node')}, {counted(len(cells), 'cell')}, {parallel} "
+        "at a time; stop with Ctrl-C, continue with the same command",
     )
     schedule = Schedule(cells, wanted.output / "cells", parallel, Shown(console))
     results = schedule.run()
     if schedule.stopping:
-        _say(console, f"stopped: {len(results)} of {len(cells)} cells are done; continue with the same command")
+        _say(console, f"stopped: {len(results)} of {counted(len(cells), 'cell')} done; continue with the same command")
         return False
     if wanted.pilot:
         show_pilot(results, console)
         return True
     about = (
-        f"{preset.about[0].upper()}{preset.about[1:]} ({preset.rounds} rounds, {preset.nodes} nodes, {len(cells)} swarms). The "
-        f"first comparison is {preset.best} against the split without sharing, whatever came out best."
+        f"{sentence(preset.about[0].upper() + preset.about[1:])} {counted(preset.rounds, 'round')}, "
+        f"{counted(preset.nodes, 'node')}, {counted(len(cells), 'swarm')}. The first comparison is {preset.best} "
+        "against the split without sharing, whatever came out best."
     )
     provenance = Provenance(about, command, preset.rule, settings, plan.versions())
     _report(analyse(results, preset.best), wanted.output, provenance, console)
@@ -139,7 +145,7 @@ def show_pilot(results: list[CellResult], console: Console) -> None:
     """Print the horizon by the rule, and the split that did best up to it."""
     rounds = plan.horizon(result.curves.own for result in results if result.cell.arm.split.external == 0)
     _say(console, f"Rule: {HORIZON_RULE}.")
-    _say(console, f"Horizon: {rounds} rounds.")
+    _say(console, f"Horizon: {counted(rounds, 'round')}.")
     totals: dict[str, list[float]] = {}
     for result in results:
         totals.setdefault(result.cell.arm.name, []).append(sum(result.curves.own[:rounds]))

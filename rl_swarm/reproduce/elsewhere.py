@@ -22,6 +22,7 @@ from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.text import counted
 
 COUNTED_APART = ("NUM_TRAIN_SAMPLES", "NUM_TRANSPLANT_TREES", "MAX_ROUNDS")
 
@@ -73,7 +74,11 @@ def _compared(rows: Mapping[str, list[Round]]) -> tuple[dict[str, list[Round]], 
     counts = Counter(row.round for found in rows.values() for row in found)
     usual = {number for number, count in counts.items() if 2 * count >= len(rows)}
     shares = {node: len(usual.intersection(row.round for row in found)) for node, found in rows.items()}
-    lines = [f"left out: {node}, with {share} of {len(usual)} rounds" for node, share in shares.items() if 2 * share < len(usual)]
+    lines = [
+        f"left out: {node}, with {share} of {counted(len(usual), 'round')}"
+        for node, share in shares.items()
+        if 2 * share < len(usual)
+    ]
     return {node: found for node, found in rows.items() if 2 * shares[node] >= len(usual)}, lines
 
 

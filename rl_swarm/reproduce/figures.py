@@ -10,6 +10,7 @@ from rl_swarm.reproduce.analysis import Analysis, ArmResult
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
 from rl_swarm.show.drawing import Panel, Shades, round_axis, smooth
 from rl_swarm.show.formats import percent
+from rl_swarm.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,7 +135,7 @@ def _draw_arm(axes: "Axes", shades: Shades, *, arm: ArmResult, place: int, thres
     axes.plot(rounds, own, ".", color=colour, alpha=0.3, markersize=3)
     axes.fill_between(rounds, arm.mean_curve("low"), arm.mean_curve("high"), color=colour, alpha=0.18, linewidth=0)
     axes.plot(rounds, arm.mean_curve("smoothed"), color=colour, linewidth=2.2)
-    axes.set_title(f"{arm.name}: cumulative {arm.mean('cumulative'):.2f}, {len(arm.cells)} seeds")
+    axes.set_title(f"{arm.name}: cumulative {arm.mean('cumulative'):.2f}, {counted(len(arm.cells), 'seed')}")
     axes.axhline(threshold, color=shades.faint, linewidth=0.8, linestyle=":")
     _finish(axes, "own reward")
     axes.set_ylim(0, top)

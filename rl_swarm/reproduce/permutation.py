@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 
 from rl_swarm.randomness import generator
 from rl_swarm.show.formats import percent
+from rl_swarm.text import counted
 
 SIGNIFICANT = 0.05
 MOST_EXACT = 16  # pairs up to which every sign pattern is tried
@@ -56,9 +57,10 @@ def verdict(name: str, baseline: str, values: Sequence[tuple[float, float]], wha
     base, p, least = fmean(theirs for theirs, _ in values), permutation_p(differences), least_p(len(values))
     change = percent(fmean(differences) / base, "+.0%") if base else f"{fmean(differences):+.3f}"
     better = sum(each > 0 for each in differences)
-    head = f"{name} against {baseline}: {change} cumulative own reward, better on {better} of {len(values)} seeds, p = {p:.4f}"
+    seeds = f"better on {better} of {counted(len(values), 'seed')}"
+    head = f"{name} against {baseline}: {change} cumulative own reward, {seeds}, p = {p:.4f}"
     if p < SIGNIFICANT:
         return f"{head}: {what} {'helped' if sum(differences) > 0 else 'hurt'}."
     if least >= SIGNIFICANT:
-        return f"{head}; {len(values)} pairs cannot give less than {least:.2f}, so this is no proof either way."
+        return f"{head}; {counted(len(values), 'pair')} cannot give less than {least:.2f}, so this is no proof either way."
     return f"{head}: no difference that chance would not explain."

@@ -19,6 +19,7 @@ from rl_swarm import __version__
 from rl_swarm.errors import ConfigError
 from rl_swarm.show.drawing import smooth
 from rl_swarm.tasks import tasks_version
+from rl_swarm.text import counted
 
 REPORTED_SEEDS = range(9, 101)  # smaller ones were used in development
 PILOT_SEEDS = range(101, 104)
@@ -300,7 +301,7 @@ def _ablations(best: Arm, model: str) -> dict[str, list[Arm]]:
     alone = Split(best.split.total, 0)
     # Every second node has the same model with coarse weights: a weaker peer of the same family, without a download.
     mixed = replace(best, name=f"{best.name} mixed models", models=(model, QUANTISED + model))
-    sizes = [(nodes, f"{nodes} nodes" if nodes > 1 else "1 node") for nodes in (1, 2, 4, 16) if nodes != best.nodes]
+    sizes = [(nodes, counted(nodes, "node")) for nodes in (1, 2, 4, 16) if nodes != best.nodes]
     return {
         "correction": [changed(rule, EXTERNAL_CORRECTION=rule) for rule in ("topr", "none")],
         "choice": [changed(rule, ROLLOUT_CHOICE=rule) for rule in ("uniform", "matched")],

@@ -20,6 +20,7 @@ from rl_swarm.processes.stopping import on_signals
 from rl_swarm.reproduce.plan import Cell
 from rl_swarm.reproduce.results import SAVED, CellResult, load
 from rl_swarm.show.formats import duration
+from rl_swarm.text import counted
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
@@ -116,7 +117,7 @@ class Schedule:
         running = "; ".join(
             f"{each.cell.arm.name} seed {each.cell.seed} {each.rounds}/{each.cell.rounds}" for each in self._running
         )
-        return f"{len(self._finished)} of {len(self.cells)} cells{remaining}" + (f": {running}" if running else "")
+        return f"{len(self._finished)} of {counted(len(self.cells), 'cell')}{remaining}" + (f": {running}" if running else "")
 
     def _stop(self) -> None:
         for running in self._running:

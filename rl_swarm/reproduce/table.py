@@ -18,12 +18,13 @@ from rl_swarm.reproduce.results import COLLAPSED, TRAINED_COST, CellResult
 from rl_swarm.show.drawing import in_rows, sheet
 from rl_swarm.show.formats import NOTHING, date, number, percent
 from rl_swarm.show.page import Html, bullets, element, join, make_page, plots, settings_table, table
+from rl_swarm.text import counted
 
 PAGE = "report.html"
 WORDS = Html(
     "Cumulative is the sum over rounds of the mean over nodes of the reward of <em>own</em> completions. Final is the mean of the "
     f"last tenth of the rounds. Smoothed is over {SMOOTHED_ROUNDS} rounds. Held-out is greedy accuracy on questions that nobody "
-    "trains on, style-blind the same in any form of the answer. Oscillation is the sum of all falls of the smoothed reward, lost "
+    "trains on, in any form the same wherever the answer stands. Oscillation is the sum of all falls of the smoothed reward, lost "
     f"how far it is below its peak at the end, both as shares of the peak; a run that lost more than {percent(COLLAPSED)} has "
     f"collapsed. Compute is tokens written plus {TRAINED_COST} for each token trained on. Origins is the effective number of peers "
     "that external rollouts came from."
@@ -178,7 +179,7 @@ def facts(analysis: Analysis) -> str:
     cells = [cell for _, _, cell in _each(analysis)]
     model = cells[0].cell.settings.get("MODEL_NAME", "?")
     rounds, ended = max(len(cell.by_round) for cell in cells), max(row.timestamp for cell in cells for row in cell.rows)
-    swarms = f"{len(cells)} swarms of {analysis.baseline.arm.nodes} nodes, {rounds} rounds"
+    swarms = f"{counted(len(cells), 'swarm')} of {counted(analysis.baseline.arm.nodes, 'node')}, {counted(rounds, 'round')}"
     return f"{swarms} · model {model} · last round {date(ended)}"
 
 
@@ -212,15 +213,15 @@ def _rewards(analysis: Analysis) -> Html:
             lambda each: NOTHING if each.knows_more is None else f"{100 * each.knows_more:+.1f} (p {each.held_out_p:.4f})"
         ),
         "in the form": _mean("held_out_in_form"),
-        "style-blind": _mean("held_out_style_blind"),
+        "in any form": _mean("held_out_style_blind"),
         "oscillation": _mean("oscillation", 2),
         "lost": lambda arm: percent(arm.mean("collapse")),
         "mixed, inflated": _mean("cumulative_mixed", 2),
     }
     before = next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None)
     base = (
-        f" Held-out before training, {before.held_out_questions} questions: {before.held_out:.3f}, in the form "
-        f"{before.held_out_in_form:.3f}, style-blind {before.held_out_style_blind:.3f}."
+        f" Held-out before training, {counted(before.held_out_questions, 'question')}: {before.held_out:.3f}, in the form "
+        f"{before.held_out_in_form:.3f}, in any form {before.held_out_style_blind:.3f}."
         if before
         else ""
     )

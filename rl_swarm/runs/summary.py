@@ -25,6 +25,7 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.text import counted
 
 FIRST_ROUNDS = 3
 LAST_ROUNDS = 10
@@ -183,7 +184,7 @@ class _Files:
         _, signatures = experiments.reader(self.store, self.layout, founder)
         names, left_out = most_alive(self.store, self.layout)
         if left_out:
-            self._damaged(self.layout.peers, f"{left_out} registrations with fewer signs of life were not looked at")
+            self._damaged(self.layout.peers, f"not looked at: {counted(left_out, 'registration')} with fewer signs of life")
         found = {node: read_registration(self.store, self.layout, node, signatures) for node in names}
         for node in (node for node, registration in found.items() if registration is None):
             self._damaged(self.layout.peer(node), "no readable registration, so the node is left out")
@@ -243,7 +244,7 @@ class _Files:
 
     def _expect(self, key: str, lines: int, usable: int) -> None:
         if usable < lines:
-            self._damaged(key, f"{lines - usable} of {lines} lines are not what a node writes")
+            self._damaged(key, f"not what a node writes: {lines - usable} of {counted(lines, 'line')}")
 
     def _damaged(self, key: str, why: object) -> None:
         self.damaged.append(f"{key}: {why}")

@@ -23,7 +23,7 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
 from rl_swarm.swarm.rounds import FIRST_STAGE, Rounds, names_at_work, read_reward
-from rl_swarm.text import one_line
+from rl_swarm.text import counted, one_line
 
 RESULTS = "test_results.json"
 SIGNS_OF_ERROR = ("out of memory", "Traceback (most recent call last)")
@@ -107,7 +107,7 @@ class _Checks:
 
     def _check_nodes(self) -> Iterator[Finding]:
         wanted = self.expected.nodes
-        shown = f"{len(self.nodes)} registered ({len(self.workers)} workers)"
+        shown = f"{len(self.nodes)} registered ({counted(len(self.workers), 'worker')})"
         if wanted is not None and len(self.nodes) + self.left_out != wanted:
             more = f" and {self.left_out} more" if self.left_out else ""
             yield Finding("nodes", "failed", f"{shown}{more}, {wanted} expected")
@@ -129,7 +129,7 @@ class _Checks:
         if self.coordinated and missing:
             yield Finding("rounds", "failed", f"not announced: {_some(missing)} of {self.rounds}")
         elif not self.coordinated:
-            yield Finding("rounds", "warning", f"{self.rounds} rounds without a coordinator")
+            yield Finding("rounds", "warning", f"{counted(self.rounds, 'round')} without a coordinator")
         else:
             yield Finding("rounds", "ok", f"all {self.rounds} announced")
         for node, rows in self.metrics.items():
@@ -137,7 +137,7 @@ class _Checks:
             if not done or max(done) < self.rounds - 1:
                 yield Finding("rounds", "failed", f"{node} ended at round {max(done, default=None)}, the last is {self.rounds - 1}")
             elif len(done) < self.rounds:
-                yield Finding("rounds", "warning", f"{node} did {len(done)} of {self.rounds} rounds")
+                yield Finding("rounds", "warning", f"{node} did {len(done)} of {counted(self.rounds, 'round')}")
 
     def _check_rewards(self) -> Iterator[Finding]:
         missing, redone, count = [], [], 0
@@ -213,7 +213,7 @@ class _Checks:
             yield Finding("limits", "warning", f"checked only the newest {self.most_rows} rounds of {_some(self.too_many)}")
         if self._unread:
             most = f"{ROLLOUT_BYTES / 1e9:.1f} GB of rollouts"
-            yield Finding("limits", "warning", f"checked {most}, and not the rest: {self._unread} rounds of nodes")
+            yield Finding("limits", "warning", f"checked {most}, and not the rest: {counted(self._unread, 'round')} of nodes")
 
     def _check_logs(self) -> Iterator[Finding]:
         wrong = []
@@ -225,9 +225,8 @@ class _Checks:
                 wrong += [f"{node}: {one_line(line)}" for line in signs]
         yield _verdict("logs", wrong, "no errors")
         for node, count in self.foreign.items():
-            yield Finding(
-                "logs", "warning", f"{count} rows of {node}'s metrics are not in the form that nodes write, and were skipped"
-            )
+            rows = counted(count, "row")
+            yield Finding("logs", "warning", f"skipped {rows} of {node}'s metrics, not in the form that nodes write")
 
     def _check_strangers(self) -> Iterator[Finding]:
         strangers = set()

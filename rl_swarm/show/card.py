@@ -16,13 +16,16 @@ from rich.text import Text
 from rl_swarm.runs.examples import NOT_READ, PARTLY, Answered, Example, telling
 from rl_swarm.runs.measures import interval
 from rl_swarm.runs.summary import Change, NodeSummary, Summary
-from rl_swarm.show.formats import counted, date, duration, flat, number, percent, rounds_named, within
-from rl_swarm.text import visible
+from rl_swarm.show.formats import date, duration, flat, number, percent, rounds_named, within
+from rl_swarm.text import counted, visible
 
 DAMAGED = "Damaged files, missing at least in part from these figures"
 TITLE = "bold cyan"
 QWEN = "Gensyn/Qwen2.5-0.5B-Instruct"
-HELD_OUT_READINGS = {"as the verifier reads": "held_out", "in the form": "held_out_in_form", "style-blind": "held_out_style_blind"}
+HELD_OUT_READINGS = {"as the verifier reads": "held_out", "in the form": "held_out_in_form", "in any form": "held_out_style_blind"}
+WHAT_THE_FORMS_ARE = (
+    "In the form: the completion is made to begin with <answer>. In any form: a right answer counts wherever it stands."
+)
 MOST_LINES = 16  # nodes, and damaged files, on a card
 
 
@@ -62,9 +65,9 @@ def what_held_out_is(summary: Summary) -> str:
         return ""
     last = summary.evaluations[-1].round
     return (
-        f"Held-out: share of {summary.held_out_questions} questions that nobody trains on, answered greedily; mean of the "
-        f"nodes, before training and at round {last}. In the form: the completion is made to begin with <answer>. Style-blind: a "
-        "right answer in any form counts. The last column has the range in which chance leaves the figure after training."
+        f"Held-out: share of {counted(summary.held_out_questions, 'question')} that nobody trains on, answered greedily; mean of "
+        f"the nodes, before training and at round {last}. {WHAT_THE_FORMS_ARE} The last column has the range in which chance "
+        "leaves the figure after training."
     )
 
 
@@ -80,7 +83,7 @@ def honest_note(summary: Summary) -> str:
     if seen.after <= base.before:
         return f"The rise is finding the form, not knowing more: {form}.{_lost(summary)}"
     more = f"{100 * (seen.after - base.before):.1f} points beyond the form"
-    chance = "" if low > base.before else f", within what chance explains on {summary.held_out_questions} questions"
+    chance = "" if low > base.before else f", within what chance explains on {counted(summary.held_out_questions, 'question')}"
     return f"In the form that is rewarded they know more than before: {form}, so the rise goes {more}{chance}.{_lost(summary)}"
 
 
@@ -110,7 +113,7 @@ def headline(summary: Summary) -> str:
 
 def _size(summary: Summary) -> str:
     unfinished = summary.max_rounds is not None and summary.rounds < summary.max_rounds
-    rounds = f"{summary.rounds} of {summary.max_rounds} rounds" if unfinished else counted(summary.rounds, "round")
+    rounds = f"{summary.rounds} of {counted(summary.max_rounds or 0, 'round')}" if unfinished else counted(summary.rounds, "round")
     return f"{counted(len(summary.nodes), 'node')}, {rounds}"
 
 
@@ -156,14 +159,15 @@ def _learnt(summary: Summary) -> list[str]:
 
 def _shared(node: NodeSummary, width: int) -> str:
     rewards = f"{number(node.reward.before)} → {number(node.reward.after)}"
-    return f"{node.node_id:<{width}}  {rewards}; peers trained on your rollouts {node.gave} times, you on theirs {node.got} times"
+    gave, got = counted(node.gave, "time"), counted(node.got, "time")
+    return f"{node.node_id:<{width}}  {rewards}; peers trained on its rollouts {gave}, it on theirs {got}"
 
 
 def _example(examples: Sequence[Example]) -> list[str]:
     shown = telling(examples)
     turned = "the first that came to the full reward" if shown.turned else "the first, since none came to the full reward"
     kind = "one question of each task" if shown.same_question else "completions of the first and the last round, one of each task"
-    lines = [f"Of {len(examples)} examples ({kind}) {turned}; all are in the report."]
+    lines = [f"Of {counted(len(examples), 'example')} ({kind}) {turned}; all are in the report."]
     for answer in (shown.before, shown.after):
         asked = f"asked: {flat(answer.prompt)}"
         lines += [_answer(answer)] if asked in lines else [asked, _answer(answer)]

@@ -33,7 +33,7 @@ class Shades:
     grid: str
     tint: str  # behind boxes
     first: str  # the mean, and accuracy as the verifier reads
-    second: str  # style-blind accuracy
+    second: str  # accuracy in any form
     good: str
     wrong: str
     nodes: tuple[str, ...]

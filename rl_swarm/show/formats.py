@@ -68,7 +68,3 @@ def date(moment: float | None) -> str:
     if moment is None or not 0 <= moment < YEAR_9999:
         return NOTHING
     return f"{datetime.fromtimestamp(moment, timezone.utc):%Y-%m-%d %H:%M} UTC"
-
-
-def counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -25,9 +25,9 @@ from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered
 from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment
 from rl_swarm.show import cell
 from rl_swarm.show.cell import CellScreen
-from rl_swarm.show.formats import ago, counted, duration, flat, number, roughly
+from rl_swarm.show.formats import ago, duration, flat, number, roughly
 from rl_swarm.show.tables import make_table
-from rl_swarm.text import visible
+from rl_swarm.text import counted, visible
 
 FRAME_SECONDS = 0.4  # between two frames of nodes on this machine; each costs about 15 ms of a core that they could use
 WATCH_SECONDS = 2.0  # between two frames of a run elsewhere
@@ -142,7 +142,7 @@ def _with_starting(moment: Moment, roles: Mapping[str, str], began: float) -> Mo
 def plain_line(moment: Moment, now: float) -> str:
     """The run in one line."""
     recent = [reward for _, reward in moment.curve[-MEAN_ROUNDS:]]
-    reward = [f"reward {number(fmean(recent))} (mean of the last {len(recent)} rounds)"] if recent else []
+    reward = [f"reward {number(fmean(recent))} ({_of_last(len(recent))})"] if recent else []
     return ", ".join([_rounds(moment), *reward, *_rates(moment, now), _crowd(moment, now), _time_left(moment, now)])
 
 
@@ -197,7 +197,12 @@ def _header(moment: Moment, now: float) -> list[RenderableType]:
 
 
 def _rounds(moment: Moment) -> str:
-    return f"{moment.rounds_done} of {moment.max_rounds} rounds" if moment.max_rounds else f"{moment.rounds_done} rounds"
+    of = f"{moment.rounds_done} of " if moment.max_rounds else ""
+    return of + counted(moment.max_rounds or moment.rounds_done, "round")
+
+
+def _of_last(rounds: int) -> str:
+    return f"mean of the last {rounds} rounds" if rounds > 1 else "of the last round"
 
 
 def _rates(moment: Moment, now: float) -> list[str]:

@@ -8,10 +8,22 @@ from rl_swarm.runs.following import MEAN_ROUNDS
 from rl_swarm.runs.measures import interval
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change, Summary
-from rl_swarm.show.card import DAMAGED, facts, headline, honest_note, times, title, what_held_out_is, what_reward_is, worth
+from rl_swarm.show.card import (
+    DAMAGED,
+    WHAT_THE_FORMS_ARE,
+    facts,
+    headline,
+    honest_note,
+    times,
+    title,
+    what_held_out_is,
+    what_reward_is,
+    worth,
+)
 from rl_swarm.show.drawing import Panel, Shades, label, round_axis, sheet, smooth, thin
 from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named, within
 from rl_swarm.show.page import Html, element, join, make_page, plots, settings_table, table, tile
+from rl_swarm.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +52,7 @@ def run_page(summary: Summary, examples: Sequence[Example], panels: Sequence[Pan
     """The page, with the panels of `make_panels`, or none."""
     about = (
         f"Every node trained its own copy of {summary.model} and shared what it wrote as text. Nodes trained on rollouts of their "
-        f"peers {sum(summary.uses.values())} times; no weights and no gradients were exchanged."
+        f"peers {counted(sum(summary.uses.values()), 'time')}; no weights and no gradients were exchanged."
     )
     words = f"{what_reward_is(summary)} {what_held_out_is(summary)}"
     return make_page(
@@ -75,13 +87,13 @@ def _tiles(summary: Summary) -> Html:
         tile("reward", _rewards(summary.reward), f"{grown}, {rounds}" if grown else rounds),
         tile("held-out, as the verifier reads", _shares(summary.held_out), _asked_on(summary)),
         tile("held-out, in the form", _shares(summary.in_form), "made to begin with <answer>"),
-        tile("held-out, style-blind", _shares(summary.style_blind), "right in any form"),
+        tile("held-out, in any form", _shares(summary.style_blind), "right wherever the answer stands"),
     )
     return element("div", join(tiles), "tiles")
 
 
 def _asked_on(summary: Summary) -> str:
-    asked = f"{summary.held_out_questions} questions"
+    asked = counted(summary.held_out_questions, "question")
     range_after = within(summary.held_out.after, summary.held_out_questions)
     return f"{asked}, after {range_after}" if range_after else asked
 
@@ -95,7 +107,7 @@ def _shares(change: Change) -> str:
 
 
 def _nodes(summary: Summary) -> Html:
-    heads = ("node", "rounds", "reward", "held-out", "in the form", "style-blind", "own used", "external used", "given", "tokens")
+    heads = ("node", "rounds", "reward", "held-out", "in the form", "in any form", "own used", "external used", "given", "tokens")
     rows = (
         (
             node.node_id,
@@ -162,8 +174,8 @@ def make_panels(summary: Summary) -> tuple[Panel, Panel, Panel]:
         Panel(
             lambda axes, shades: _draw_held_out(axes, summary.evaluations, shades),
             "Held-out accuracy before and during training",
-            "The verifier reads only what stands in <answer>…</answer>. In the form: the completion is made to begin with "
-            "<answer>. Style-blind: a right answer in any form counts. The band is the range that chance leaves.",
+            f"The verifier reads only what stands in <answer>…</answer>. {WHAT_THE_FORMS_ARE} The band is the range that chance "
+            "leaves.",
         ),
         Panel(lambda axes, shades: _draw_uses(axes, summary, shades), "How often each node trained on the rollouts of each other"),
     )
@@ -238,10 +250,10 @@ def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shade
     formed = [each.held_out_in_form for each in evaluations]
     low, high = zip(*(interval(each.held_out, each.held_out_questions) for each in evaluations), strict=True)
     axes.fill_between(numbers, low, high, color=shades.first, alpha=0.15, linewidth=0)
-    axes.plot(numbers, formed, ":", color=shades.faint, linewidth=2, label="in the form: begun with <answer>", clip_on=False)
+    axes.plot(numbers, formed, ":", color=shades.faint, linewidth=2, label="in the form", clip_on=False)
     lines = [
-        ("style-blind: right in any form", known, seen, shades.second, "s--"),
-        ("as the verifier reads it", seen, known, shades.first, "o-"),
+        ("in any form", known, seen, shades.second, "s--"),
+        ("as the verifier reads", seen, known, shades.first, "o-"),
     ]
     for name, values, others, colour, style in lines:
         axes.plot(numbers, values, style, color=colour, linewidth=2, markersize=5, label=name, clip_on=False)

@@ -7,7 +7,7 @@
     bench.py       make one question, judge one answer; runs inside the helper
     gates.py       which answers a verifier may be given
     levels.py      a task's difficulty levels
-    styles.py      read an answer in any style, for people and for style-blind accuracy
+    styles.py      read an answer in any form, for people and for accuracy
 
 Importing this package is cheap, and a node never imports reasoning_gym: its helper does.
 """

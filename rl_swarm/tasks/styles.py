@@ -1,6 +1,6 @@
-"""The styles of answers that the embedded model was taught, and how to find an answer in any style.
+"""The styles of answers that the embedded model was taught, and how to find an answer in any form.
 
-Needs no torch, so that a demo can report style-blind accuracy without it. Never decides a reward: only the verifier does, and it
+Needs no torch, so that a demo can report accuracy in any form without it. Never decides a reward: only the verifier does, and it
 reads only `<answer>…</answer>`.
 """
 

@@ -29,7 +29,7 @@ from rl_swarm.runs.examples import Answered, Example
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import node_of_checkpoint
 from rl_swarm.tasks import Tasks, tasks_of
-from rl_swarm.text import visible
+from rl_swarm.text import counted, visible
 from rl_swarm.tools.memory import shape_of, this_device
 from rl_swarm.tools.opening import Flags, Run, open_run
 
@@ -107,8 +107,8 @@ def load_trained(run: Run) -> Trained:
         except OSError as error:
             refused.append(f"round {each.round}: {error.strerror}")
     raise of_other_model or CheckpointError(
-        f"none of the {len(found)} checkpoints of {whose} can be used ({refused[0]}): wait for the next one, or train again with "
-        "'rl-swarm work'"
+        f"{counted(len(found), 'checkpoint')} of {whose}, and none can be used ({refused[0]}): wait for the next one, or train "
+        "again with 'rl-swarm work'"
     )
 
 

@@ -28,6 +28,7 @@ from rl_swarm.runs.progress import data_of
 from rl_swarm.runs.record import Evaluated, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
+from rl_swarm.text import counted
 from rl_swarm.tools.opening import Run
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def _base(name: str) -> tuple[str, bool]:
 
 def card(figures: Figures, prompt: str) -> str:
     """README.md: front matter for the hub, the figures, and a program that asks the model in the way it was trained."""
-    count, evaluated = figures.reward_rounds, [each for each in (figures.held_out_before, figures.held_out_after) if each]
+    rounds = counted(figures.reward_rounds, "round")
+    evaluated = [each for each in (figures.held_out_before, figures.held_out_after) if each]
     base, node, experiment = map(_code, (figures.base_model, figures.node_id, figures.experiment))
     base += "" if figures.base_on_hub or figures.base_model == "nano" else " (a local folder)"
     run = [
@@ -157,8 +159,8 @@ def card(figures: Figures, prompt: str) -> str:
         ("J: rollouts of peers per round", f"{figures.external_count} wanted, {figures.external_used} used in all rounds"),
         ("G: completions per question", str(figures.group_size)),
         ("tasks", f"{_code(figures.tasks)} ({_code(figures.tasks_version)})"),
-        (f"mean reward, first {count} rounds", _share(figures.reward_first)),
-        (f"mean reward, last {count} rounds", _share(figures.reward_last)),
+        (f"mean reward, first {rounds}", _share(figures.reward_first)),
+        (f"mean reward, last {rounds}", _share(figures.reward_last)),
         ("written with", ", ".join(f"{name} {number}" for name, number in figures.versions.items())),
     ]
     return CARD.format(
@@ -175,14 +177,15 @@ def card(figures: Figures, prompt: str) -> str:
 
 def _held_out(evaluated: list[Evaluated]) -> str:
     rows = [
-        ("all, as the verifier reads it", *(_share(each.held_out) for each in evaluated)),
-        ("all, begun with `<answer>`", *(_share(each.held_out_in_form) for each in evaluated)),
-        ("all, in whatever style", *(_share(each.held_out_style_blind) for each in evaluated)),
+        ("all, as the verifier reads", *(_share(each.held_out) for each in evaluated)),
+        ("all, in the form (begun with `<answer>`)", *(_share(each.held_out_in_form) for each in evaluated)),
+        ("all, in any form", *(_share(each.held_out_style_blind) for each in evaluated)),
     ]
     for task in sorted(evaluated[0].held_out_by_task):
         rows.append((_code(task), *(_share(each.held_out_by_task.get(task)) for each in evaluated)))
     table = _table(["", *(f"before round {each.round}" for each in evaluated)], rows)
-    asked = f"{evaluated[0].held_out_questions} questions" if evaluated[0].held_out_questions else "questions"
+    count = evaluated[0].held_out_questions
+    asked = counted(count, "question") if count else "questions"
     return f"## Held-out questions\n\nGreedy pass@1 on {asked} that nobody trains on.\n\n{table}\n\n"
 
 

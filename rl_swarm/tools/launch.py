@@ -29,7 +29,7 @@ from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tasks import tasks_version
-from rl_swarm.text import visible
+from rl_swarm.text import counted, visible
 
 MOST_RESTARTS = 3
 FORGIVEN_SECONDS = 600.0  # a node that ran this long before it crashed has all its restarts again
@@ -118,7 +118,7 @@ class Launcher:
         if time.monotonic() - node.started_at >= FORGIVEN_SECONDS:
             node.restarts = 0
         if code == WRONG_SETTING or node.restarts == MOST_RESTARTS:
-            again = "" if code == WRONG_SETTING else f" after {node.restarts} restarts"
+            again = "" if code == WRONG_SETTING else f" after {counted(node.restarts, 'restart')}"
             raise NodeFailed(f"{node.node_id} ended with code {code}{again}: {node.last_line()} (see {node.console})")
         pause = FIRST_PAUSE_SECONDS * 2**node.restarts
         node.restarts += 1

@@ -27,6 +27,7 @@ from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.tasks import HELD_OUT, parse_tasks, tasks_of
+from rl_swarm.text import counted
 
 APART_SECONDS = 120.0
 PROMPT_TOKENS = 512  # the longest prompts of the paper's tasks (arc_1d: up to 860 characters) with the instruction around them
@@ -64,7 +65,7 @@ def this_device(cpu_only: bool = False) -> Device:
     if kind == "mps":
         total = torch.mps.recommended_max_memory()
         return Device(kind, f"the GPU of this {platform.machine()} Mac", total, total)
-    return Device(kind, f"{os.cpu_count()} cores, {platform.machine()}", *host_memory())
+    return Device(kind, f"{counted(os.cpu_count() or 1, 'core')}, {platform.machine()}", *host_memory())
 
 
 def assumed_gpu(gigabytes: float) -> Device:
@@ -261,7 +262,7 @@ class Fit:
     def table(self) -> Group:
         """The parts of one worker and of all workers, and the finding."""
         counts = sorted({1, self.workers})
-        view = make_table("part", "when", numbers=[f"{count} workers" if count > 1 else "1 worker" for count in counts])
+        view = make_table("part", "when", numbers=[counted(count, "worker") for count in counts])
         for phase, parts in self.parts.items():
             for name, size in parts.items():
                 view.add_row(name, phase, *(gb(count * size) for count in counts))

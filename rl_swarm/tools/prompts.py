@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rl_swarm.config import PREFIXES, Config
 from rl_swarm.errors import ConfigError
 from rl_swarm.tasks import Tasks, TaskSpec
+from rl_swarm.text import counted
 
 if TYPE_CHECKING:
     from rl_swarm.learning.policy import Policy
@@ -30,7 +31,7 @@ class Way:
 
     @property
     def shown(self) -> str:
-        parts = [f"{self.examples} examples"] if self.examples else []
+        parts = [counted(self.examples, "example")] if self.examples else []
         parts += [f"begun with {PREFIXES[self.prefix]}"] if self.prefix != "none" else []
         return ", ".join(parts) or "plain"
 

@@ -76,7 +76,7 @@ def test_a_run_that_is_complete_is_not_joined(tmp_path: Path, monkeypatch: pytes
     published = experiments.publish(store, layout, config, "reasoning-gym", store.clock)
     refuse_if_complete(store, layout, published, config)
     Rounds(store, layout).write_current(CurrentState(4, 0.0, "boss", "trial", "complete"))
-    with pytest.raises(ConfigError, match="'trial' is complete, all 5 rounds are done: look at it with 'rl-swarm report'"):
+    with pytest.raises(ConfigError, match="'trial' is complete, after 5 rounds: look at it with 'rl-swarm report'"):
         refuse_if_complete(store, layout, published, config)
     refuse_if_complete(store, layout, published, load({"MODEL_NAME": "nano", "MAX_ROUNDS": "9"}))
 

@@ -11,7 +11,7 @@ from rl_swarm.clock import Clock
 from rl_swarm.config import Config
 from rl_swarm.errors import CheckpointError
 from rl_swarm.learning.schedule import rate_share
-from rl_swarm.node.worker import LAST_SAVE_SECONDS, SAVED_SECONDS, WARNING_ROUNDS, Learner, Worker
+from rl_swarm.node.worker import LAST_SAVE_SECONDS, SAVED_SECONDS, Learner, Worker
 from rl_swarm.processes.stopping import Stop
 from rl_swarm.rollout import decode
 from rl_swarm.runs import progress
@@ -204,45 +204,6 @@ def test_checkpoints_and_evaluations_come_at_their_intervals_also_when_rounds_ar
     assert [row["round"] for row in finish(worker) if row["held_out"] is not None] == [4, 9, 11]
 
 
-def test_when_nothing_is_informative_it_says_so(tmp_path: Path) -> None:
-    class Perfect(StandInPolicy):
-        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
-            for question, group in zip(questions, super().answer(questions, group_size, seed), strict=True):
-                yield tuple(replace(done, text=f"<answer>{question.answer}</answer>") for done in group)
-
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Perfect(), max_rounds=WARNING_ROUNDS + 3)
-    said: list[str] = []
-    worker.journal.console = said.append
-    worker.run()
-    assert sum("nothing was informative" in line and "rl-swarm probe" in line for line in said) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "finish", "told"),
-    [
-        (
-            {},
-            "stop",
-            "0% of the completions have an <answer>, which is all that is read: set PROMPT_EXAMPLES=3 or COMPLETION_PREFIX=answer",
-        ),
-        ({"prompt_examples": 3}, "length", "set COMPLETION_PREFIX=answer or a higher MAX_NEW_TOKENS; 'rl-swarm probe' tries them"),
-        ({"prompt_examples": 3, "prefix": "answer"}, "stop", "set another MODEL_NAME"),
-    ],
-)
-def test_a_model_that_fails_at_the_form_is_told_what_to_set(tmp_path: Path, settings: Any, finish: str, told: str) -> None:
-    class Formless(StandInPolicy):
-        def answer(self, questions: Any, group_size: int, seed: int) -> Any:
-            for group in super().answer(questions, group_size, seed):
-                yield tuple(replace(done, text="no idea", finish=finish) for done in group)
-
-    worker = make(MemoryStore(), tmp_path, VirtualClock(), policy=Formless(), max_rounds=WARNING_ROUNDS, **settings)
-    said: list[str] = []
-    worker.journal.console = said.append
-    worker.run()
-    [line] = [line for line in said if "nothing was informative" in line]
-    assert told in line
-
-
 def test_a_bonus_for_the_form_trains_and_is_not_reported(tmp_path: Path) -> None:
     class Wrong(StandInPolicy):
         def answer(self, questions: Any, group_size: int, seed: int) -> Any:
@@ -369,6 +330,7 @@ def test_a_stop_before_the_first_evaluation_is_no_failure(tmp_path: Path) -> Non
 GOOD: dict[str, Any] = {
     "tasks": {"cursor": 8},
     "swarm": {"used": {"a/1/0/0": 1}, "trained": ["0f"], "standings": {}, "rejected": {"checksum": 2}, "counters": {}},
+    "played": 3,
     "evaluated_at": 2,
     "max_rounds": 5,
 }
@@ -442,24 +404,6 @@ def test_a_checkpoint_that_is_refused_half_way_changes_nothing(part: str, tmp_pa
     assert worker._saved_at == 0
 
 
-def test_it_says_once_when_most_of_what_peers_send_counts_for_nothing(tmp_path: Path) -> None:
-    class Discounting(StandInTrainer):
-        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
-            number, share = self.policy_version, 6.0 if self.policy_version < 60 else 2.0
-            weighed = {} if number % 2 else {"external_weighed": 8.0, "external_discounted": share}
-            return super().update(batch) | weighed
-
-    store = MemoryStore()
-    worker = make(store, tmp_path, VirtualClock(), trainer=Discounting(), max_rounds=3 * WARNING_ROUNDS + 5)
-    said: list[str] = []
-    worker.journal.console = said.append
-    worker.run()
-    finish(worker)
-    assert sum("most completions of peers counted for nothing" in line for line in said) == 1
-    rows = [row["data"] for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "external_discounted"]
-    assert [(row["round"], row["rounds"]) for row in rows] == [(2 * WARNING_ROUNDS - 2, WARNING_ROUNDS)]
-
-
 def lines_of(worker: Worker) -> list[str]:
     """Run a worker and return what it said, without the lines of its rounds."""
     said: list[str] = []
@@ -467,6 +411,15 @@ def lines_of(worker: Worker) -> list[str]:
     worker.run()
     finish(worker)
     return [line for line in said if not line.startswith("round ")]
+
+
+def test_a_round_is_told_before_its_evaluation(tmp_path: Path) -> None:
+    said: list[str] = []
+    worker = make(MemoryStore(), tmp_path, VirtualClock(), evaluate=lambda: EVALUATED, eval_interval=2, max_rounds=2)
+    worker.journal.console = said.append
+    worker.run()
+    told = [line.partition(":")[0] for line in said]
+    assert told[-4:] == ["round 0", "round 1", "held-out accuracy at round 2", "complete"]
 
 
 def test_it_says_what_happens_from_the_start_to_the_end_and_after_a_stop(tmp_path: Path) -> None:
@@ -483,14 +436,14 @@ def test_it_says_what_happens_from_the_start_to_the_end_and_after_a_stop(tmp_pat
     assert lines_of(worker) == [
         "new: 5 rounds",
         "measuring accuracy on held-out questions before training",
-        "held-out accuracy at round 0: 12.5%, begun with <answer> 25.0%, in any form 50.0%",
+        "held-out accuracy at round 0: 12.5%, in the form 25.0%, in any form 50.0%",
         f"saved at round 3: {path}",
         "stopped at round 3",
     ]
     again = make(store, tmp_path, VirtualClock(), **more)
     assert lines_of(again) == [
         "resumed at round 3 of 5",
-        "held-out accuracy at round 5: 12.5%, begun with <answer> 25.0%, in any form 50.0%",
+        "held-out accuracy at round 5: 12.5%, in the form 25.0%, in any form 50.0%",
         f"saved at round 5: {path}",
         "complete: 5 rounds",
     ]
@@ -517,6 +470,22 @@ def test_a_latecomer_says_where_the_swarm_is(tmp_path: Path) -> None:
     for number in range(4):
         announce(store, number)
     assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["new: 5 rounds", "the swarm is at round 3: going on there"]
+
+
+def test_a_latecomer_says_how_many_rounds_it_played_also_after_a_restart(tmp_path: Path) -> None:
+    store, stop, checkpoints = MemoryStore(), Stop(), StandInCheckpoints(tmp_path / "saved")
+    for number in range(3):
+        announce(store, number)
+
+    class Stopping(StandInTrainer):
+        def update(self, batch: Any, rate_share: float = 1.0) -> dict[str, float]:
+            stop.requested = True
+            return super().update(batch)
+
+    lines_of(make(store, tmp_path, VirtualClock(), trainer=Stopping(), stop=stop, checkpoints=checkpoints))
+    assert (
+        lines_of(make(store, tmp_path, VirtualClock(), checkpoints=checkpoints))[-1] == "complete: this node played 3 of 5 rounds"
+    )
 
 
 def test_the_rate_falls_with_the_rounds_of_the_swarm(tmp_path: Path) -> None:

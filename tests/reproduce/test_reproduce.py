@@ -19,7 +19,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import results
 from rl_swarm.reproduce.analysis import analyse, kept, rounds_for, rounds_to, sentences
 from rl_swarm.reproduce.cell import adapted
-from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, show_pilot
+from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, sentence, show_pilot
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.permutation import least_p, permutation_p, verdict
 from rl_swarm.reproduce.plan import (
@@ -339,8 +339,14 @@ def test_swarms_of_different_size_are_compared_by_what_a_node_spends() -> None:
 def test_a_collapse_is_said() -> None:
     falling = [0.5] * 15 + [0.0] * 15
     said = sentences(analyse([finished("8/0", 1, [0.1] * 30), finished("4/4", 1, falling)], "4/4"))
-    assert any("4/4 collapsed on 1 of 1 seeds" in each for each in said)
+    assert any("4/4 collapsed on 1 of 1 seed:" in each for each in said)
     assert not any("8/0 collapsed" in each for each in said)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_a_preset_is_about_is_one_sentence(preset: str) -> None:
+    said = sentence(find_preset(preset).about)
+    assert said[-1] in ".?" and said[-2].isalnum()
 
 
 def test_without_a_baseline_nothing_is_claimed() -> None:

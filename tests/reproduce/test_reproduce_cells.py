@@ -142,7 +142,7 @@ def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_pat
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=120)
     done = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json")}
-    assert first.returncode == 130 and f"stopped: {len(done)} of 2 cells are done" in said, said
+    assert first.returncode == 130 and f"stopped: {len(done)} of 2 cells done" in said, said
     assert not (tmp_path / "report.html").exists()
     assert {path.suffix for path in cells.iterdir()} <= {".json", ".log"}, "nothing half-done is left"
     second = reproduce(tmp_path, *small)

@@ -143,7 +143,7 @@ def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> No
     for name, field in (
         ("as the verifier reads", "held_out"),
         ("in the form", "held_out_in_form"),
-        ("style-blind", "held_out_style_blind"),
+        ("in any form", "held_out_style_blind"),
     ):
         before, after = (raw.held_out(raw.names, number, field) for number in (0, 16))
         low, high = interval(after, 80)
@@ -155,7 +155,7 @@ def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> No
         gave = sum(name in used.split("/") for other in raw.names for row in raw.rows[other] for used in row["external_ids"])
         got = sum(len(row["external_ids"]) for row in raw.rows[name])
         own = f"{raw.reward([name], range(3)):.3f} → {raw.reward([name], range(6, 16)):.3f}"
-        assert f"  {name}  {own}; peers trained on your rollouts {gave} times, you on theirs {got} times\n" in text
+        assert f"  {name}  {own}; peers trained on its rollouts {gave} times, it on theirs {got} times\n" in text
     for wanted in (
         "./report.png",
         "./report.html",
@@ -176,7 +176,7 @@ def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> No
 def test_on_a_terminal_the_card_has_a_frame_and_commands_stay_whole(finished: Finished) -> None:
     text = re.sub(r"\x1b\[[0-9;]*m", "", card_of(finished.summary, finished.examples, terminal=True, width=70))
     frame = text[: text.index("╯")]
-    assert "peers trained on your rollouts" in frame and "rl-swarm ask" not in frame
+    assert "peers trained on its rollouts" in frame and "rl-swarm ask" not in frame
     assert max(len(line) for line in frame.splitlines()) <= 70
     commands = [line for line in text.splitlines() if line.startswith("    rl-swarm")]
     assert len(commands) == 3 and any(len(line) > 70 for line in commands)
@@ -310,7 +310,7 @@ def test_runs_of_one_node_and_of_many_have_a_report(tmp_path: Path, workers: tup
     summary = summarise(run.store, LAYOUT)
     assert make_report(summary, examples_of(run)).keys() == {PAGE, PICTURE}
     text = card_of(summary, examples_of(run))
-    assert text.count("peers trained on your rollouts") == len(workers)
+    assert text.count("peers trained on its rollouts") == len(workers)
     assert "was not measured both before and after" in text and "Held-out: share" not in text
     assert summary.held_out == Change()
 
@@ -323,7 +323,7 @@ def test_a_round_done_again_and_foreign_rows_count_once_and_not_at_all(run: Samp
     found = summarise(run.store, LAYOUT)
     assert replace(found, damaged=()) == expected
     [damaged] = found.damaged
-    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: 3 of {len(lines) + 4} lines are not what a node writes"
+    assert damaged == f"{LAYOUT.log('w1', 'metrics.jsonl')}: not what a node writes: 3 of {len(lines) + 4} lines"
 
 
 def test_damaged_files_are_named_and_the_rest_is_summarised(run: SampleRun) -> None:
@@ -527,7 +527,7 @@ def test_the_card_of_a_large_swarm_names_some_nodes_and_the_page_all(finished: F
     nodes = tuple(replace(node, node_id=f"n{place}") for place in range(MOST_LINES + 5))
     large = replace(finished.summary, nodes=nodes, damaged=tuple(f"file {place}" for place in range(MOST_LINES + 1)))
     text = card_of(large, [])
-    assert text.count("peers trained on your rollouts") == MOST_LINES
+    assert text.count("peers trained on its rollouts") == MOST_LINES
     assert "and 5 more, which are in the report" in text and "and 1 more, which are in the report" in text
     page = run_page(large, [], ())
     assert page.count("<td>n") == len(nodes) > MOST_CELLS, "once each: a table of all pairs would be too large"

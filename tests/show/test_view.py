@@ -232,6 +232,11 @@ def lines_of(*nodes: NodeMoment, now: float = 112.0, width: int = 80, height: in
     return shown(live_frame(moment, now, width, height), width=width, height=height).splitlines()
 
 
+def test_one_round_is_no_mean_of_rounds() -> None:
+    moment = Moment("demo", rounds_done=1, max_rounds=1, curve=((0, 0.25),))
+    assert plain_line(moment, 0.0).startswith("1 of 1 round, reward 0.250 (of the last round)")
+
+
 @pytest.mark.parametrize("width", [80, 60, 50])
 def test_names_are_whole_and_figures_give_way(width: int) -> None:
     names = ["coordinator_0", "a-name-of-20-letters", "annas-gaming-pc-2"]

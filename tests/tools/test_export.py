@@ -145,9 +145,9 @@ def test_the_card_states_the_run() -> None:
         "| mean reward, first 10 rounds | 0.013 |",
         "| mean reward, last 10 rounds | 0.250 |",
         "|  | before round 0 | before round 60 |",
-        "| all, as the verifier reads it | 0.050 | 0.350 |",
-        "| all, begun with `<answer>` | 0.200 | 0.400 |",
-        "| all, in whatever style | 0.400 | 0.450 |",
+        "| all, as the verifier reads | 0.050 | 0.350 |",
+        "| all, in the form (begun with `<answer>`) | 0.200 | 0.400 |",
+        "| all, in any form | 0.400 | 0.450 |",
         "| `gcd` | 0.100 | 0.500 |",
     ):
         assert line in text.splitlines(), line
@@ -189,7 +189,7 @@ def test_figures_are_those_of_the_rounds_that_the_weights_have_learnt_from() -> 
 def test_a_run_of_few_rounds_or_none_has_a_card_too() -> None:
     few = collected(journals([{"round": number, "reward": 0.1 * number} for number in range(3)], [evaluation(0, 0.1)]), 3)
     assert (few.reward_rounds, few.reward_first, few.reward_last) == (1, 0.0, pytest.approx(0.2))
-    assert few.held_out_after is None and "| all, as the verifier reads it | 0.100 |" in card(few, "")
+    assert few.held_out_after is None and "| all, as the verifier reads | 0.100 |" in card(few, "")
     none = collected(MemoryStore(), 0)
     assert none.reward_first is None and "| mean reward, last 0 rounds | – |" in card(none, "")
 
@@ -437,7 +437,7 @@ def test_a_push_is_read_back_from_the_hub_and_loads(stub: HubStub, tmp_path: Pat
     assert pushing.lines == [f"pushed the model of round 60 to {stub.url}/tester/trial-w1"]
     assert stub.messages == ["Round 60"] and stub.uploaded_through_lfs == {"model.safetensors"}
     shown = stub.repositories["tester/trial-w1"]["README.md"].decode()
-    assert "| rounds | 1, all before round 60 of the swarm |" in shown and "| mean reward, last 1 rounds | 0.500 |" in shown
+    assert "| rounds | 1, all before round 60 of the swarm |" in shown and "| mean reward, last 1 round | 0.500 |" in shown
     folder = Path(snapshot_download("tester/trial-w1", endpoint=stub.url, token=TOKEN, cache_dir=tmp_path / "cache"))
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", MARKER} <= files(folder)
     assert torch.equal(logits(loaded(folder)), at_the_push)

@@ -17,6 +17,7 @@ from rl_swarm.node.local import home_of
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import python
 from rl_swarm.runs.validate import Finding
+from rl_swarm.text import counted
 from rl_swarm.tools.memory import Device, assess, gb, this_device
 
 IMPORT_SECONDS = 120.0
@@ -99,9 +100,9 @@ def check_threads(environment: Mapping[str, str], workers: int, cores: int | Non
     right = threads.share(workers, cores)
     said = environment.get("OMP_NUM_THREADS", "").strip()
     if not threads.given(environment):
-        return Finding("threads", "ok", f"{right} a process on {cores} cores, which workers share by themselves")
+        return Finding("threads", "ok", f"{right} a process on {counted(cores, 'core')}, which workers share by themselves")
     count = int(said) if said.isdigit() and int(said) else cores
-    shown = f"{count} a process on {cores} cores"
+    shown = f"{count} a process on {counted(cores, 'core')}"
     if count * workers <= max(cores, workers):
         return Finding("threads", "ok", shown)
     whose = f"{workers} workers" if workers > 1 else "one worker"

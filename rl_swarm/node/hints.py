@@ -1,0 +1,67 @@
+"""Notice when a node learns nothing, or little of what its peers send, and say what to set."""
+
+from collections.abc import Iterator
+
+from rl_swarm.config import Config
+from rl_swarm.runs.record import Round
+from rl_swarm.swarm.protocol import News
+from rl_swarm.text import counted
+
+FRUITLESS_ROLLOUTS = 40  # own ones in a row without a gradient; if one in ten had one, that would happen once in seventy times
+DISCOUNTED_ROUNDS = 20
+RARELY_ANSWERED = 0.05  # a share of completions with an <answer> below which the form is what is missing
+
+
+class Hints:
+    """Looks at the rounds of one node in turn. A hint that still holds comes again after twice as many rollouts."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._fruitless_rounds = self._discounted_rounds = 0
+        self._patience = FRUITLESS_ROLLOUTS
+
+    def after(self, row: Round) -> Iterator[News]:
+        yield from self._fruitless(row)
+        yield from self._discounted(row)
+
+    def _fruitless(self, row: Round) -> Iterator[News]:
+        if row.informative:
+            self._fruitless_rounds, self._patience = 0, FRUITLESS_ROLLOUTS
+            return
+        self._fruitless_rounds += 1
+        rollouts = self._fruitless_rounds * self.config.own_count
+        if rollouts >= self._patience:
+            self._patience = 2 * rollouts
+            rounds = counted(self._fruitless_rounds, "round")
+            line = (
+                f"nothing was informative for {rounds}: all completions of a question got the same reward, so there is no "
+                f"gradient; {self._remedy(row)}"
+            )
+            yield News("nothing_informative", line, {"round": row.round, "rounds": self._fruitless_rounds})
+
+    def _discounted(self, row: Round) -> Iterator[News]:
+        if row.external_weighed:  # a round without external completions says nothing about them
+            self._discounted_rounds = self._discounted_rounds + 1 if row.external_discounted > row.external_weighed / 2 else 0
+        if self._discounted_rounds == DISCOUNTED_ROUNDS:
+            self._discounted_rounds = 0
+            line = (
+                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: this model finds them absurd, or "
+                "they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
+            )
+            yield News("external_discounted", line, {"round": row.round, "rounds": DISCOUNTED_ROUNDS})
+
+    def _remedy(self, row: Round) -> str:
+        """What to set when nothing is informative: most small models fail at the form first."""
+        if row.answered >= RARELY_ANSWERED:
+            return "run 'rl-swarm probe' to find tasks that this model can learn from"
+        remedies = {
+            "PROMPT_EXAMPLES=3": not self.config.prompt_examples,
+            "COMPLETION_PREFIX=answer": self.config.prefix == "none",
+            "FORMAT_REWARD=0.1": not self.config.format_reward and row.answered > 0,
+            "a higher MAX_NEW_TOKENS": row.truncated > 0.5,
+        }
+        ways = [way for way, useful in remedies.items() if useful] or ["another MODEL_NAME"]
+        return (
+            f"{row.answered:.0%} of the completions have an <answer>, which is all that is read: set {' or '.join(ways)}; "
+            "'rl-swarm probe' tries them"
+        )
