@@ -46,9 +46,10 @@ def lines(store: Store, key: str, most_bytes: int | None = None) -> list[str]:
     """
     in_file = newest_lines(store, key, most_bytes or JOURNAL_BYTES)
     in_segments = segment_lines(store, segment_keys(store, key), most_bytes)
-    if in_file and _shared(in_segments, in_file) == len(in_file):  # a limit may cut the file shorter than the segments
-        return in_segments
-    return in_file + in_segments[_shared(in_file, in_segments) :]
+    file_first, segments_first = _shared(in_file, in_segments), _shared(in_segments, in_file)
+    if segments_first > file_first:  # the file grew after they were merged, or a limit has cut it shorter
+        return in_segments + in_file[segments_first:]
+    return in_file + in_segments[file_first:]
 
 
 def read(store: Store, key: str, limit: int, offset: int = 0) -> bytes:

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from rl_swarm.clock import Clock
 from rl_swarm.config import expanded
-from rl_swarm.errors import ConfigError, NotFound, Refused
+from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store.base import Store, Transient
 from rl_swarm.store.guard import Folder, RootGone, open_folder
 
@@ -172,6 +172,15 @@ class FolderStore(Store):
             if not self.local:
                 folder.empty(name)  # a Drive keeps deleted files for 30 days and counts them: leave nothing to keep
             folder.remove(name)
+        if self.local:  # a mount's listings are stale: what looks empty there may not be
+            self._remove_empty(_split(key)[0])
+
+    def _remove_empty(self, folders: list[str]) -> None:
+        """Remove a folder and those above it, but the first, as far as they are empty. Whoever needs one makes it again."""
+        with contextlib.suppress(OSError):
+            for depth in range(len(folders), 1, -1):
+                with open_folder(self.root, folders[: depth - 1]) as parent:
+                    parent.remove_folder(folders[depth - 1])
 
     @contextlib.contextmanager
     def _opened(self, key: str, make: bool = False) -> Iterator[tuple[Folder, str]]:
@@ -188,6 +197,8 @@ class FolderStore(Store):
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not writing:
                 raise NotFound(key) from None
+            if error.errno == errno.EROFS:  # no retry helps
+                raise StoreAway(f"{self.url} is mounted read-only: mount it for writing") from None
             if error.errno in REMEDIES and not isinstance(error, RootGone):
                 raise Refused(f"{key} cannot be used, {REMEDIES[error.errno]}") from None
             if self.local and isinstance(error, BlockingIOError):

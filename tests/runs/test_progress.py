@@ -66,6 +66,16 @@ def test_a_limit_that_cuts_file_and_segments_at_other_places_gives_no_line_twice
         assert len(found) > limit // len(rows[0]) - 2
 
 
+def test_a_file_that_grew_after_its_segments_were_merged_is_read_in_order_under_any_limit() -> None:
+    store, rows = MemoryStore(clock=VirtualClock()), [f"line {number:04d}" for number in range(2000)]
+    store.put(KEY, "".join(f"{row}\n" for row in rows).encode())
+    for place in range(0, 1500, 100):
+        put(store, 1 + place // 100, "".join(f"{row}\n" for row in rows[place : place + 100]))
+    for limit in range(8000, 24_000, 500):
+        found = progress.lines(store, KEY, limit)
+        assert found == rows[-len(found) :], limit
+
+
 def test_of_all_segments_together_no_more_is_read_than_of_one_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "JOURNAL_BYTES", 100_000)
     store = MemoryStore(clock=VirtualClock())

@@ -90,6 +90,36 @@ def _fail(monkeypatch: pytest.MonkeyPatch, store: FolderStore, number: int, time
     monkeypatch.setattr(os, "fsync", failing)
 
 
+def test_a_read_only_mount_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=True)
+    store.put("a/b", b"1")
+    unchanged = os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return unchanged(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(StoreAway, match="is mounted read-only: mount it for writing"):
+        store.put("a/c", b"1")
+    assert store.counts["retries"] == 0 and store.get("a/b", limit=1) == b"1"
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_on_a_local_disk_no_empty_folder_is_left_behind(local: bool, tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, VirtualClock(), local=local)
+    for key in ("experiments/e/checkpoints/round_1/w1.pt", "experiments/e/checkpoints/round_2/w1.pt", "experiments/e/a.json"):
+        store.put(key, b"1")
+    store.delete("experiments/e/checkpoints/round_1/w1.pt")
+    assert store.list("experiments/e/checkpoints") == (["round_2/"] if local else ["round_1/", "round_2/"])
+    store.delete("experiments/e/checkpoints/round_2/w1.pt")
+    assert store.list("experiments/e") == ["a.json", *([] if local else ["checkpoints/"])]
+    store.delete("experiments/e/a.json")
+    assert (tmp_path / "experiments").is_dir() and store.list("experiments") == ([] if local else ["e/"])
+    assert store.put("experiments/e/checkpoints/round_1/w1.pt", b"2")
+
+
 def test_a_folder_that_vanished_is_away_and_never_made_again(tmp_path: Path) -> None:
     root = tmp_path / "drive"
     root.mkdir()
