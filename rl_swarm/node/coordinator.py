@@ -21,7 +21,7 @@ from rl_swarm.randomness import generator
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.attendance import Attendance
 from rl_swarm.swarm.membership import Membership
-from rl_swarm.swarm.peers import newest_heartbeat, read_registration, registered
+from rl_swarm.swarm.peers import STOOD_DOWN, newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.rounds import FIRST_STAGE, MOST_EPOCHS, Announcement, CurrentState, Rounds, read_reward, submitted
 from rl_swarm.text import counted
 
@@ -71,8 +71,8 @@ class Coordinator:
                 number = self._announce(number + 1)
         except StoodDown as reason:
             self.journal.note("stood_down", str(reason), round=number)
-            self._state("stood down", number)
-            return "stood down"
+            self._state(STOOD_DOWN, number)
+            return STOOD_DOWN
         return self._finish("stopped", number)
 
     def _begin(self) -> int:

@@ -9,6 +9,7 @@ from rl_swarm.randomness import generator
 from rl_swarm.swarm.rounds import Rounds
 
 POLL_SECONDS = 1.0  # the longest pause between two looks for the next round
+ASK_SHARE = 10  # of a round interval: how often a waiting node looks whether the coordinator has left
 PATIENCE_INTERVALS = 1.5  # the coordinator closes a round one interval after the first reward; its announcement takes time
 
 
@@ -46,21 +47,34 @@ class Pace:
         `waiting` is called before every pause, and may raise to leave.
         """
         began = self.clock.monotonic()
+        next_question = began + self.round_interval / ASK_SHARE
         pauses = Pauses(self.clock, min(POLL_SECONDS, self.round_interval / 20), self._jitter)
         while True:
             announced = self._look(number)
             if announced is not None:
                 return announced
-            waited = self.clock.monotonic() - began
+            now = self.clock.monotonic()
+            waited, left = now - began, False
             patience = PATIENCE_INTERVALS * self.round_interval if self.patient else 0.0
-            if waited >= patience:
+            if self.patient and now >= next_question:
+                next_question = now + self.round_interval / ASK_SHARE
+                left = self._coordinator_left()
+            if left or waited >= patience:
                 if self.patient:
-                    line = f"no round was announced for {waited:.0f} s: going on alone with round {number + 1}"
-                    self.report("went_on_alone", line, round=number + 1, waited_seconds=waited)
+                    why = "the coordinator has left" if left else f"no round was announced for {waited:.0f} s"
+                    self.report(
+                        "went_on_alone", f"{why}: going on alone with round {number + 1}", round=number + 1, waited_seconds=waited
+                    )
                 self.patient = False
                 return number + 1
             waiting()
             pauses.pause(patience - waited)
+
+    def _coordinator_left(self) -> bool:
+        try:
+            return self.rounds.coordinator_left()
+        except StoreAway:
+            return False
 
     def _look(self, number: int) -> int | None:
         """Look for a round announced above `number`. Any new announcement makes the node patient again."""

@@ -32,6 +32,7 @@ MOST_CLEARED = 16  # heartbeats that are examined at once for this node's signat
 TOLD_SECONDS = 600.0  # between two lines about another process with this node's name
 BEAT_SHARE = 2  # a node that publishes nothing sends a heartbeat this many times in a round interval
 PACE_ROUNDS = 5  # rounds that a node's pace is taken from
+STOOD_DOWN = "stood down"  # in favour of another coordinator
 FLOOR_SHARE = 20  # of a round interval: the least that a node may be late, since listings and polls take time
 
 
@@ -109,10 +110,14 @@ def heartbeat_numbers(store: Store, layout: Layout, node_id: str) -> set[int]:
     return {number for number in recognised(sequence_of_file, store.list(layout.heartbeats(node_id))) if number < MOST_BEATS}
 
 
+def newest_beats(store: Store, layout: Layout, node_id: str) -> list[int]:
+    """The highest numbers of a node's heartbeats, the newest first: a node keeps two, and few more are worth reading."""
+    return sorted(heartbeat_numbers(store, layout, node_id), reverse=True)[: 2 * KEPT_BEATS]
+
+
 def newest_heartbeat(store: Store, layout: Layout, node_id: str, signatures: Signatures | None = None) -> Heartbeat | None:
     """The newest heartbeat that can be believed, of the few with the highest numbers: a node keeps two."""
-    numbers = sorted(heartbeat_numbers(store, layout, node_id), reverse=True)[: 2 * KEPT_BEATS]
-    beats = (read_heartbeat(store, layout, node_id, number, signatures) for number in numbers)
+    beats = (read_heartbeat(store, layout, node_id, number, signatures) for number in newest_beats(store, layout, node_id))
     return next((beat for beat in beats if beat), None)
 
 
@@ -236,7 +241,7 @@ class Pulse:
 
 def has_left(doing: str) -> bool:
     """Whether a node that says this of itself has ended and will not come before it is started again."""
-    return doing in ("complete", "stopped", "stood down") or doing.startswith("failed: ")
+    return doing in ("complete", "stopped", STOOD_DOWN) or doing.startswith("failed: ")
 
 
 def patience(paces: Sequence[float], interval: float) -> float:

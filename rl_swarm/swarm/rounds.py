@@ -21,7 +21,15 @@ from rl_swarm.document import SCHEMA, SMALL_BYTES, seal, unseal
 from rl_swarm.errors import BadDocument, NotFound, Refused
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_file, round_of_folder
-from rl_swarm.swarm.peers import NodeName, read_registration, registered
+from rl_swarm.swarm.peers import (
+    STOOD_DOWN,
+    Heartbeat,
+    NodeName,
+    has_left,
+    newest_beats,
+    read_registration,
+    registered,
+)
 from rl_swarm.swarm.signatures import Signatures, read_signed
 
 MOST_EPOCHS = 10**6
@@ -169,6 +177,22 @@ class Rounds:
             return found is not None and found.node_role == "worker" and (not trusted or self.signatures.owner(name) in trusted)
 
         return self.reached(beyond, is_other_worker, chance)
+
+    def coordinator_left(self) -> bool:
+        """Whether the coordinator that opened the newest round says, in the same session, that it ended.
+
+        Where rounds are signed, somebody who may announce them must have signed that word. Otherwise anybody can make it up, as
+        anybody can announce rounds.
+        """
+        newest = self.newest
+        if newest is None or node_of_file(f"{newest.coordinator}.json") != newest.coordinator:
+            return False
+        for number in newest_beats(self.store, self.layout, newest.coordinator):
+            with contextlib.suppress(NotFound, BadDocument):
+                beat = self._read(self.layout.heartbeat(newest.coordinator, number), Heartbeat)
+                if (beat.peer_id, beat.sequence, beat.session) == (newest.coordinator, number, newest.session):
+                    return has_left(beat.doing) and beat.doing != STOOD_DOWN  # whoever took over announces the next round
+        return False
 
     def write_current(self, state: CurrentState) -> None:
         self.store.rewrite(self.layout.current_state, self.signatures.sign(self.layout.current_state, seal(state)))

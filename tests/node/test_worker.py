@@ -19,6 +19,7 @@ from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
+from rl_swarm.swarm.peers import Pulse
 from rl_swarm.swarm.rounds import Announcement, Rounds, read_reward
 from tests.support.clocks import VirtualClock
 from tests.support.members import member_of, worker_of
@@ -115,6 +116,19 @@ def test_a_missing_coordinator_costs_time_once(tmp_path: Path) -> None:
     assert PATIENCE_INTERVALS * 60 <= waited < PATIENCE_INTERVALS * 60 + 2
     gone = [row for row in progress.events(store, LAYOUT, "me") if row["event_type"] == "went_on_alone"]
     assert [row["data"]["round"] for row in gone] == [1]
+
+
+def test_a_coordinator_that_says_it_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    store, clock, said = MemoryStore(), VirtualClock(), list[str]()
+    announce(store, 0)
+    Pulse(store, LAYOUT, "boss", clock, "s").beat("stopped", 0)
+    began = clock.now
+    worker = make(store, tmp_path, clock, round_interval=60.0)
+    worker.journal.console = said.append
+    worker.run()
+    assert [row["round"] for row in finish(worker)] == [0, 1, 2, 3, 4]
+    assert clock.now - began < 10, "instead of 90 s"
+    assert "the coordinator has left: going on alone with round 1" in said
 
 
 def test_hearing_of_a_round_makes_it_wait_again(tmp_path: Path) -> None:

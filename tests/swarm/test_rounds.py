@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -6,9 +7,10 @@ from hypothesis import strategies as st
 
 from rl_swarm.document import seal
 from rl_swarm.errors import BadDocument, StoreAway
+from rl_swarm.identity import load_identity
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import Registration, register
+from rl_swarm.swarm.peers import Heartbeat, Pulse, Registration, register
 from rl_swarm.swarm.rounds import (
     EPOCH_LEAP,
     STRIDE,
@@ -20,6 +22,7 @@ from rl_swarm.swarm.rounds import (
     read_reward,
     submitted,
 )
+from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 from tests.support.flaky_store import FlakyStore
 
@@ -227,3 +230,49 @@ def test_under_any_listing_rounds_only_grow_and_are_real(seed: int, steps: list[
     reader.store.trouble = 0.0  # type: ignore[attr-defined]
     reader.survey()
     assert (reader.newest.round if reader.newest else -1) == announced
+
+
+def beat(store: MemoryStore, doing: str, session: str = "s", name: str = "boss") -> None:
+    Pulse(store, LAYOUT, name, VirtualClock(), session).beat(doing, 3)
+
+
+@pytest.mark.parametrize(
+    ("doing", "session", "left"),
+    [
+        ("stopped", "s", True),
+        ("complete", "s", True),
+        ("failed: OSError: disk", "s", True),
+        ("waiting for 2 workers", "s", False),
+        ("stood down", "s", False),
+        ("stopped", "another", False),
+    ],
+)
+def test_a_coordinator_has_left_if_the_session_that_announced_last_says_so(doing: str, session: str, left: bool) -> None:
+    rounds = rounds_with(0, 1)
+    assert not rounds.coordinator_left(), "nobody has announced anything yet"
+    rounds.survey()
+    assert not rounds.coordinator_left(), "it has sent no heartbeat"
+    beat(rounds.store, doing, session)
+    assert rounds.coordinator_left() == left
+
+
+@pytest.mark.parametrize("name", ["../boss", "a/b", "", ".", "boss.1", "\u0661", "a b"])
+def test_the_name_of_a_coordinator_that_is_none_is_never_looked_up(name: str) -> None:
+    store = MemoryStore()
+    store.put(LAYOUT.round(0), seal(Announcement(0, name, "s", 1, 0.0, [], [])))
+    rounds = Rounds(store, LAYOUT)
+    rounds.survey()
+    assert rounds.newest and not rounds.coordinator_left()
+
+
+def test_where_rounds_are_signed_only_an_announcer_can_say_that_the_coordinator_left(tmp_path: Path) -> None:
+    founder, stranger = (load_identity(str(tmp_path / f"{name}.pem")) for name in ("founder", "stranger"))
+    store, announcers = MemoryStore(), frozenset([founder.public])
+    signed = {each: Signatures(each, experiment_id="0123456789abcdef", announcers=announcers) for each in (founder, stranger)}
+    Rounds(store, LAYOUT, signatures=signed[founder]).announce(announcement(0))
+    rounds = Rounds(store, LAYOUT, signatures=Signatures(experiment_id="0123456789abcdef", announcers=announcers))
+    rounds.survey()
+    for number, signatures, left in ((1, Signatures(), False), (2, signed[stranger], False), (3, signed[founder], True)):
+        key = LAYOUT.heartbeat("boss", number)
+        store.put(key, signatures.sign(key, seal(Heartbeat("boss", number, 0.0, "stopped", 0, "s"))))
+        assert rounds.coordinator_left() == left
