@@ -45,9 +45,14 @@ class Setting:
     shared: bool = False  # published in experiment.json; nodes that join take it from there unless they set their own
     of_model: bool = False  # shared, but not taken by a node that trains another model
     alias: str = ""  # an older name of the variable
+    short: str = ""  # the flag that is shown, if it is not the variable's name
 
     @property
     def flag(self) -> str:
+        return self.short or self.long_flag
+
+    @property
+    def long_flag(self) -> str:
         return "--" + self.variable.lower().replace("_", "-")
 
 
@@ -75,7 +80,8 @@ text = matching(r"(?s).*\S.*", "must not be empty: give a value or leave the var
 def founder(value: str) -> str:
     """A public key; after a dash, if known, the id of the experiment that it started."""
     key = matching(
-        r"[0-9a-f]{64}(-[0-9a-f]{8,64})?", "is no public key: copy the 64 hexadecimal digits that a node prints at its start"
+        r"[0-9a-f]{64}(-[0-9a-f]{8,64})?",
+        "is no founder's key: copy what follows the # in the address that the founder's node prints",
     )
     return key(value.strip().lower())
 
@@ -139,7 +145,9 @@ class Config:
     """Every setting of a node. Each field's variable and flag stand beside it."""
 
     store: str | None = setting("GDRIVE_PATH", None, path, "shared folder or store URL")
-    experiment: str | None = setting("EXPERIMENT_NAME", None, name, "name of the experiment, the same on all nodes")
+    experiment: str | None = setting(
+        "EXPERIMENT_NAME", None, name, "name of the experiment, the same on all nodes", short="--experiment"
+    )
     role: str = setting("NODE_ROLE", "worker", choice("worker", "coordinator"), "what this node does")
     node_id: str | None = setting("NODE_ID", None, node_name, "name of this node; if not set, made once and kept on this machine")
     home: str = setting("RL_SWARM_HOME", "~/.rl-swarm", path, "local folder for the spool, checkpoints and node names")
@@ -221,7 +229,9 @@ class Config:
         "key file to sign with; created if it does not exist (older name: IDENTITY_PATH)",
         alias="IDENTITY_PATH",
     )
-    founder: str | None = setting("SWARM_FOUNDER", None, founder, "founder's public key; with it, nothing unsigned is accepted")
+    founder: str | None = setting(
+        "SWARM_FOUNDER", None, founder, "founder's KEY, as in STORE/EXPERIMENT#KEY; with it, nothing unsigned is accepted"
+    )
     coordinator_keys: str | None = setting(
         "SWARM_COORDINATOR_KEYS", None, path, "further public keys that may announce rounds: a file, or a comma-separated list"
     )

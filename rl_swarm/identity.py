@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError
+from rl_swarm.extras import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 KEY_FILE = "swarm.pem"
-INSTALL = "pip install 'rl-swarm[signed]'"
 _PUBLIC = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,7 +39,7 @@ def can_check() -> bool:
 
 def require_library(what: str) -> None:
     if not can_check():
-        raise ConfigError(f"{what} needs the library 'cryptography', which is not installed: {INSTALL}")
+        raise ConfigError(f"{what} needs the library 'cryptography', which is not installed: {install_command('signed')}")
 
 
 def signed_by(public: str, signature: str, message: bytes) -> bool:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from rl_swarm.cli import main
-from rl_swarm.config import SETTINGS
+from rl_swarm.config import SETTINGS, load
 from rl_swarm.runs.following import look_once
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.guard import Folder
+from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import MOST_LOOKED_AT, Registration, register
 from rl_swarm.tools.launch import Launcher
@@ -58,6 +59,32 @@ def test_config_prints_every_setting_with_value_source_and_meaning(call: Command
     table = call("config", HUGGINGFACE_ACCESS_TOKEN="hf_secret", NUM_GENERATION="3", COLUMNS="200")
     assert "NUM_TRANSPLANT_TREES" in table.stdout and "did you mean NUM_GENERATIONS?" in table.stderr
     assert "hf_secret" not in shown.stdout + table.stdout
+
+
+def test_config_shows_the_values_of_an_experiment_and_breaks_no_name(tmp_path: Path, call: Command) -> None:
+    store = FolderStore(tmp_path)
+    settings = {"MODEL_NAME": "nano", "MAX_ROUNDS": "77", "NUM_TRANSPLANT_TREES": "12"}
+    experiments.publish(store, Layout("trial"), load(settings), "reasoning-gym", store.clock)
+    named = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "trial", "HOME": str(tmp_path)}
+    rows = {row["variable"]: row for row in json.loads(call("config", "--json", "--max-rounds", "5", **named).stdout)}
+    assert (rows["NUM_TRANSPLANT_TREES"]["value"], rows["NUM_TRANSPLANT_TREES"]["source"]) == (12, "experiment")
+    assert (rows["MAX_ROUNDS"]["value"], rows["MAX_ROUNDS"]["source"]) == (5, "command line")
+    lines = call("config", **named, COLUMNS="80").stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and "docs/settings.md" in lines[-1]
+    for variable in rows:
+        assert any(line.startswith(f"{variable} ") for line in lines), variable
+    for other in ({"EXPERIMENT_NAME": "new"}, {"GDRIVE_PATH": str(tmp_path / "none")}):
+        found = call("config", "--json", **(named | other))
+        assert found.returncode == 0 and '"experiment"' not in found.stdout and found.stderr == ""
+    refused = call("config", "--json", **named, SWARM_FOUNDER="ab" * 32)
+    assert refused.returncode == 0 and "warning: the experiment's settings are not shown: " in refused.stderr
+
+
+def test_the_flag_of_an_experiment_is_shown_in_one_spelling(tmp_path: Path, call: Command) -> None:
+    for flag in ("--experiment", "--experiment-name"):
+        rows = json.loads(call("config", "--json", flag, "first", HOME=str(tmp_path)).stdout)
+        assert rows[1]["value"] == "first"
+    assert "give --experiment\n" in call("status", GDRIVE_PATH=str(tmp_path), HOME=str(tmp_path)).stderr
 
 
 def test_status_of_a_finished_swarm(local_swarm: Callable[..., LocalSwarm]) -> None:
@@ -134,8 +161,8 @@ def test_validate_of_a_share_that_cannot_be_written_says_so_and_answers(
     done = call("validate", GDRIVE_PATH=str(tmp_path), EXPERIMENT_NAME="e")
     assert done.returncode == 1 and "nobody trained" in done.stdout
     assert done.stderr == (
-        "warning: the findings are not written to experiments/e/test_results.json (Errno 30, Read-only file system): "
-        "name a file with --output\n"
+        f"warning: the findings are not written to experiments/e/test_results.json ({tmp_path} is mounted read-only: mount it for "
+        "writing): name a file with --output\n"
     )
 
 

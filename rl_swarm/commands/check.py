@@ -17,6 +17,7 @@ from rl_swarm.commands.common import (
     open_run,
     print_findings,
     print_result,
+    settings_of_run,
     warn,
     working,
 )
@@ -107,19 +108,19 @@ def memory(name: str, workers: int, prompt_tokens: int | None, gpu_gb: float | N
     sys.exit(1 if fit.finding.status == "failed" else 0)
 
 
-@command(example="rl-swarm config --model-name nano")
+@command(settings=("store", "experiment"), example="rl-swarm config --experiment demo")
 @json_option
 def config(as_json: bool, **flags: str | None) -> None:
-    """Print every setting: value, source and meaning."""
-    rows = describe(load_settings(flags))
+    """Print every setting: value, source and meaning.
+
+    Of an experiment that exists, with its values where you have set none.
+    """
+    rows = describe(settings_of_run(flags))
 
     def table() -> "RenderableType":
-        from rl_swarm.show.tables import make_table
+        from rl_swarm.show.tables import settings_view
 
-        view = make_table("variable", "value", "source", "meaning")
-        for row in rows:
-            view.add_row(*("" if value is None else str(value) for value in row.values()))
-        return view
+        return settings_view(rows, make_console().width)
 
     print_result(as_json, rows, table)
 

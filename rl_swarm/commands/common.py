@@ -13,7 +13,7 @@ import click
 from rl_swarm import config as configuration
 from rl_swarm.commands.options import whole
 from rl_swarm.config import Config
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -48,6 +48,27 @@ def load_settings(flags: Flags) -> Config:
     loaded = configuration.load(os.environ, flags)
     warn(loaded.warnings)
     return loaded
+
+
+def settings_of_run(flags: Flags) -> Config:
+    """The settings that a node would have, those of an experiment that exists included; say why if they cannot be read."""
+    from rl_swarm.store import folder_of, open_store
+    from rl_swarm.swarm import experiment as experiments
+    from rl_swarm.swarm.layout import Layout
+
+    loaded = load_settings(flags)
+    try:
+        flags = found_here(flags) if loaded.experiment else flags
+        named = configuration.load(os.environ, flags)
+        folder = folder_of(named.store_url)
+        if (named.store is not None and named.experiment is None) or (folder and not folder.is_dir()):  # nothing has begun there
+            return loaded
+        store = open_store(named.store_url, writable=False)
+        found = experiments.read(store, Layout(named.experiment_name), named.founder)
+    except (ConfigError, StoreError) as error:
+        warn([f"the experiment's settings are not shown: {error}"])
+        return loaded
+    return configuration.load(os.environ, flags, found.settings if found else None)
 
 
 def found_here(flags: Flags) -> Flags:

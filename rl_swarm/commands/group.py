@@ -29,7 +29,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
 
 FLAGS = {
     field_name: click.Option(
-        [setting.flag, *(["--experiment"] if field_name == "experiment" else []), field_name],
+        [*dict.fromkeys((setting.flag, setting.long_flag)), field_name],
         help=f"{setting.meaning} [{setting.variable}]",
         hidden=setting.secret,
         expose_value=not setting.secret,

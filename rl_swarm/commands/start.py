@@ -57,7 +57,7 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     """
     load_settings(flags)
     check_libraries()
-    from rl_swarm.tools.launch import address_of, found, launch_environment, make_launcher, run_shown
+    from rl_swarm.tools.launch import address_of, found, launch_environment, make_launcher, run_shown, what_starts, with_usual_split
     from rl_swarm.tools.memory import refuse_if_too_large
     from rl_swarm.tools.report import report_after
 
@@ -66,11 +66,13 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     if preset:
         click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")
     environment = launch_environment({**settings, **os.environ}, flags)
+    environment, sharing = with_usual_split(environment, workers)
     loaded = configuration.load(environment)
     warn(refuse_if_too_large(environment, loaded, workers))
     environment = found(environment, correct=correct, say=click.echo)
     launcher, again = make_launcher(environment, workers, follow=follow), to_repeat(configuration.load(os.environ, flags))
-    click.echo(f"{counted(workers, 'worker')} on {loaded.store_url}, experiment {loaded.experiment_name}; Ctrl-C stops them")
+    for line in (*sharing, *what_starts(environment, workers, named="EXPERIMENT_NAME" in os.environ or bool(flags["experiment"]))):
+        click.echo(visible(line))
     click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
     run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
 
@@ -169,6 +171,8 @@ def join(address: str, **flags: str | None) -> None:
         raise ConfigError(
             f"the address must be STORE/EXPERIMENT or STORE/EXPERIMENT#KEY, got {address!r}: for instance ./data/demo"
         )
+    if founder is not None:
+        configuration.read("KEY, after the # of the address,", configuration.founder, founder)
     flags |= {"store": place, "experiment": experiment, "role": "worker"} | ({"founder": founder} if founder is not None else {})
     loaded, store, layout = open_run(flags)
     found = experiments.existing(store, layout, loaded.founder)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from rl_swarm.document import SMALL_BYTES, unseal
 from rl_swarm.errors import BadDocument, NotFound
-from rl_swarm.identity import INSTALL, can_check
+from rl_swarm.extras import install_command
+from rl_swarm.identity import can_check
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Reward
@@ -34,7 +35,7 @@ def key_of(store: Store, layout: Layout, experiment_id: str, node_id: str, rewar
 def signed_line(store: Store, layout: Layout, experiment_id: str, workers: Mapping[str, Mapping[RoundStage, float]]) -> str:
     """Say in one line which workers' figures are signed, and with which keys."""
     if not can_check():
-        return f"signatures cannot be checked here: {INSTALL}"
+        return f"signatures cannot be checked here: {install_command('signed')}"
     keys = {node: key_of(store, layout, experiment_id, node, rewards) for node, rewards in workers.items()}
     signed = [f"{node} with {key[:16]}" for node, key in keys.items() if key]
     if not signed:

@@ -38,6 +38,7 @@ class Places:
     picture: str
     page: str
     address: str = ""  # with which others join, the founder's key included
+    home: str = ""  # RL_SWARM_HOME, if the run was told where its models are
 
 
 @dataclass(frozen=True)
@@ -188,17 +189,18 @@ def worth(answer: Answered) -> str:
 
 def next_steps(summary: Summary, places: Places, program: str) -> list[str]:
     """Commands that can be pasted as they are; `program` is typed as it stands."""
-    run = f"--gdrive-path {shlex.quote(places.store)} --experiment-name {shlex.quote(summary.experiment)}"
+    run = f"--gdrive-path {shlex.quote(places.store)} --experiment {shlex.quote(summary.experiment)}"
+    at_home = f" --rl-swarm-home {shlex.quote(places.home)}" if places.home else ""
     address = places.address or f"{places.store}/{summary.experiment}"
     goes_on = summary.max_rounds is None or summary.rounds < summary.max_rounds
     return [
         "Ask the trained model something, beside the base model:",
-        f'  {program} ask "Calculate 3 + 4." {run}',
+        f'  {program} ask "Calculate 3 + 4." {run}{at_home}',
         "See what every node is doing, also while it runs:",
-        f"  {program} status {run}",
+        f"  {program} status {run}{at_home}",
         *(["Join it from any machine that sees the folder:", f"  {program} join {shlex.quote(address)}"] if goes_on else []),
         "Train a real model, on a GPU:",
-        f"  {program} swarm --workers 2 --experiment-name qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
+        f"  {program} swarm --workers 2 --experiment qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
     ]
 
 

@@ -60,6 +60,7 @@ class LiveView:
         clock: Clock | None = None,
         starting: Mapping[str, str] | None = None,
         frame_seconds: float = FRAME_SECONDS,
+        hint: str = "",
     ) -> None:
         self.following = following
         self.console = console
@@ -69,6 +70,7 @@ class LiveView:
         self._starting = starting or {}
         self._drawn = console.is_interactive or console.is_jupyter
         self._frame_seconds = frame_seconds
+        self._hint = hint
         self._live = (
             CellScreen()
             if console.is_jupyter
@@ -80,6 +82,8 @@ class LiveView:
     def __enter__(self) -> "LiveView":
         if self._drawn:
             self._live.start()
+        elif self._hint:
+            self.say(self._hint)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -110,9 +114,10 @@ class LiveView:
             # A terminal writes ^C after the frame, which must not begin a line.
             width = cell.WIDTH if self.console.is_jupyter else self.console.width - len("^C")
             height = NOTEBOOK_LINES if self.console.is_jupyter else self.console.height
-            frame = [live_frame(moment, now, width, height - bool(self._away))] if moment else []
-            away = [_one_line(visible(self._away), "yellow")] if self._away else []
-            self._live.update(Constrain(Group(*frame, *away), width), refresh=True)
+            below = [_one_line(visible(self._away), "yellow")] if self._away else []
+            below += [_one_line(self._hint, "dim")] if self._hint else []
+            frame = [live_frame(moment, now, width, height - len(below))] if moment else []
+            self._live.update(Constrain(Group(*frame, *below), width), refresh=True)
         elif (line := self._away or plain_line(moment, now) if moment else self._away) != self._said:
             self._said = line
             self.say(line)
@@ -120,7 +125,8 @@ class LiveView:
 
 def watch(following: Following, console: Console, until_ended: bool = False) -> None:
     """Show a run until Ctrl-C, or also until it has ended."""
-    with LiveView(following, console, frame_seconds=WATCH_SECONDS) as view, suppress(KeyboardInterrupt):
+    hint = f"{'interrupt the cell' if console.is_jupyter else 'Ctrl-C'} to leave; the run goes on"
+    with LiveView(following, console, frame_seconds=WATCH_SECONDS, hint=hint) as view, suppress(KeyboardInterrupt):
         while not (until_ended and view.moment and view.moment.status in ("complete", "stopped", "failed")):
             view.tick()
             time.sleep(FRAME_SECONDS)
@@ -147,9 +153,9 @@ def plain_line(moment: Moment, now: float) -> str:
 
 
 def status_view(moment: Moment, now: float, width: int) -> Group:
-    """All nodes in a table, then a line for everything that needs attention."""
+    """All nodes in a table, with their whole states, then a line for everything that needs attention."""
     table: list[RenderableType] = (
-        [Text(), _nodes_table(moment.nodes, now, width), Text(LEGEND, style="dim")] if moment.nodes else []
+        [Text(), _nodes_table(moment.nodes, now, width, whole=True), Text(LEGEND, style="dim")] if moment.nodes else []
     )
     return Group(*_header(moment, now), *table, *(Text(visible(line), style="yellow") for line in _remarks(moment)))
 
@@ -236,8 +242,8 @@ def _time_left(moment: Moment, now: float) -> str:
     return f"{duration(round(left))} left"
 
 
-def _nodes_table(nodes: Sequence[NodeMoment], now: float, width: int) -> Table:
-    """Names are never cut for the sake of figures: those that do not fit are left out, the last first."""
+def _nodes_table(nodes: Sequence[NodeMoment], now: float, width: int, whole: bool = False) -> Table:
+    """Names are never cut for the sake of figures: those that do not fit are left out, the last first. `whole` wraps states."""
     figures = [_figures(node, now) for node in nodes]
     states = [_state(node, now) for node in nodes]
     names = [visible(node.node_id) for node in nodes]
@@ -249,9 +255,9 @@ def _nodes_table(nodes: Sequence[NodeMoment], now: float, width: int) -> Table:
             break
         columns.append(title)
     table = make_table("node", "state", numbers=columns, expand=True)
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    table.columns[0].no_wrap, table.columns[1].no_wrap = True, not whole
     table.columns[0].min_width, table.columns[1].ratio = name_width, 1
-    table.columns[0].overflow = table.columns[1].overflow = "ellipsis"
+    table.columns[0].overflow, table.columns[1].overflow = "ellipsis", "fold" if whole else "ellipsis"
     for name, state, each in zip(names, states, figures, strict=True):
         table.add_row(Text(name), state, *(each[title] for title in columns))
     return table

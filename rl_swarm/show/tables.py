@@ -1,14 +1,17 @@
 """Tables in a terminal: the one style that every command uses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from rl_swarm.runs.validate import Finding
 from rl_swarm.text import visible
 
+WIDE = 110  # columns that also have room for meanings
 FINDINGS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
@@ -27,3 +30,14 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         table.add_row(finding.check, Text(finding.status, style=FINDINGS[finding.status]), Text(visible(finding.detail)))
     return table
+
+
+def settings_view(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
+    """Settings, whose names are never broken; on a narrow terminal without their meanings."""
+    titles = ["variable", "value", "source", *(["meaning"] if width >= WIDE else [])]
+    table = make_table(*titles)
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
+    for row in rows:
+        table.add_row(*(Text(visible("" if row[title] is None else str(row[title]))) for title in titles))
+    more = [] if width >= WIDE else [Text(f"Meanings: in {WIDE} columns, with --json, or in docs/settings.md", style="dim")]
+    return Group(table, *more)

@@ -68,7 +68,7 @@ def read(store: Store, layout: Layout, founder: str | None = None) -> Experiment
     if founder and (found.key != public or not found.experiment_id.startswith(experiment_id)):
         whose = f"signed with {found.key}" if found.key else "not signed"
         raise ConfigError(
-            f"{layout.experiment} is {whose}, id {found.experiment_id}, SWARM_FOUNDER is {founder}: "
+            f"{layout.experiment} is {whose}, id {found.experiment_id}, the founder that you named is {founder}: "
             "somebody changed it, or the key is of another experiment"
         )
     wrong = f"the experiment {layout.experiment_name!r} must not be joined"
@@ -140,7 +140,7 @@ def publish(
         if config.founder and (identity is None or identity.public != config.founder):
             raise ConfigError(
                 f"there is no experiment {layout.experiment_name!r} that {config.founder} has signed: check EXPERIMENT_NAME, "
-                "GDRIVE_PATH and SWARM_FOUNDER"
+                "GDRIVE_PATH and the founder's key"
             )
         mine = Experiment(
             schema=SCHEMA,

@@ -22,7 +22,8 @@ import msgspec
 
 from rl_swarm.document import SMALL_BYTES, body_of, close, unseal
 from rl_swarm.errors import BadDocument, NotFound
-from rl_swarm.identity import INSTALL, Identity, can_check, signed_by
+from rl_swarm.extras import install_command
+from rl_swarm.identity import Identity, can_check, signed_by
 from rl_swarm.store import Store
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -177,7 +178,7 @@ class Signatures:
             return self.signer(key, data)
         if not self._told and _SIGNED.fullmatch(body_of(data, len(data))[-_SIGNED_BYTES:]):
             self._told = True
-            self.say(f"peers sign what they publish, which cannot be checked here: {INSTALL}")
+            self.say(f"peers sign what they publish, which cannot be checked here: {install_command('signed')}")
         return None
 
     def _claim(self, node_id: str, public: str) -> None:

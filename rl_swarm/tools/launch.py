@@ -28,7 +28,7 @@ from rl_swarm.show.live import LiveView
 from rl_swarm.store import folder_of, open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tasks import tasks_version
+from rl_swarm.tasks import TASK_PRESETS, canonical, parse_tasks, tasks_version
 from rl_swarm.text import counted, visible
 
 MOST_RESTARTS = 3
@@ -38,6 +38,9 @@ POLL_SECONDS = 0.2
 WORD_SECONDS = 10.0  # between two lines about nodes that have not stopped yet
 WRONG_SETTING = 2
 COORDINATOR = "coordinator_0"
+USUAL_OWN = 4  # I of a swarm on this machine
+MOST_READ = 28  # J at most: seven peers who write four each
+LONGEST_TASKS = 60  # characters of TASKS in a line
 
 
 class NodeProcess(Child):
@@ -231,6 +234,49 @@ def launch_environment(environment: Mapping[str, str], flags: Mapping[str, str |
     combined = {"GDRIVE_PATH": DEFAULT_STORE, "EXPERIMENT_NAME": "swarm", **environment, **given}
     folder = folder_of(combined["GDRIVE_PATH"])
     return combined | ({"GDRIVE_PATH": str(folder.absolute())} if folder else {})
+
+
+def with_usual_split(environment: Mapping[str, str], workers: int) -> tuple[dict[str, str], list[str]]:
+    """Let the workers of a new experiment read all that the others write, if nobody has set I or J; also return a line about it.
+
+    That is what taught nano best. A worker alone has nobody to read, and a test run is not for learning.
+    """
+    config = load(environment)
+    chosen = config.explicit("own_count") or config.explicit("external_count") or config.test_mode
+    folder = folder_of(config.store_url)
+    new = folder is not None and not (folder.is_dir() and _published(config))
+    if workers < 2 or chosen or not new:
+        return dict(environment), []
+    external = min(MOST_READ, USUAL_OWN * (workers - 1))
+    usual = {SETTINGS["own_count"].variable: str(USUAL_OWN), SETTINGS["external_count"].variable: str(external)}
+    line = f"each worker trains on {USUAL_OWN} rollouts of its own and {external} of its peers a round"
+    return {**environment, **usual}, [f"{line}: {' '.join(map('='.join, usual.items()))}"]
+
+
+def _published(config: Config) -> bool:
+    return (
+        experiments.read(open_store(config.store_url, writable=False), Layout(config.experiment_name), config.founder) is not None
+    )
+
+
+def what_starts(environment: Mapping[str, str], workers: int, named: bool) -> Iterator[str]:
+    """Say what begins, or goes on, before it takes hours; to somebody who has `named` no experiment, how to choose."""
+    config = load(environment)
+    store = open_store(config.store_url, writable=False)
+    published = experiments.existing(store, Layout(config.experiment_name), config.founder)
+    config = load(environment, {}, published.settings)
+    yield (
+        f"{counted(workers, 'worker')} on {config.store_url}, experiment {config.experiment_name}: "
+        f"{counted(config.max_rounds, 'round')} with {config.model}, tasks {_shortened(config.tasks)}; Ctrl-C stops them"
+    )
+    if not named:
+        yield "choose with --experiment NAME, --model-name, --tasks and --max-rounds; 'rl-swarm swarm --help' says more"
+
+
+def _shortened(tasks: str) -> str:
+    names = {preset: canonical(parse_tasks(preset)) for preset in TASK_PRESETS}
+    known = next((preset for preset, text in names.items() if text == tasks), tasks)
+    return known if len(known) <= LONGEST_TASKS else f"{known[:LONGEST_TASKS]}…"
 
 
 def found(environment: Mapping[str, str], *, correct: bool = False, say: Callable[[str], None] = print) -> dict[str, str]:

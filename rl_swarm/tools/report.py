@@ -8,13 +8,14 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from rl_swarm.config import load
+from rl_swarm.config import Config, load
 from rl_swarm.errors import CheckpointError, ConfigError, LibraryError, ModelError, Refused, StoreAway
 from rl_swarm.learning.engine.libraries import require_libraries
 from rl_swarm.node.local import holder_of
@@ -30,6 +31,7 @@ from rl_swarm.tools.launch import WRONG_SETTING
 from rl_swarm.tools.opening import Run, open_run
 
 NO_MODEL = "--no-model"
+GRACE_SECONDS = 2.0  # for a report that is all but done when Ctrl-C comes
 MOST_READ = 8  # nodes whose texts are looked through for examples
 
 Flags = Mapping[str, str | None]
@@ -53,7 +55,7 @@ def report(environment: Mapping[str, str], flags: Flags, output: Path | None, as
     examples = make_examples(run, summary, ask)
     picture, page = _keep(make_report(summary, examples), run, output, console)
     folder, address = nearby(f"{run.config.store_url}/{run.layout.root}"), nearby(experiments.address(run.store, run.experiment))
-    places = Places(nearby(run.config.store_url), folder, picture, page, address)
+    places = Places(nearby(run.config.store_url), folder, picture, page, address, _home(run.config))
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
 
 
@@ -105,6 +107,11 @@ def _keep(files: Mapping[str, bytes], run: Run, output: Path | None, console: Co
     return nearby(str(paths[PICTURE])), nearby(str(paths[PAGE]))
 
 
+def _home(config: Config) -> str:
+    """RL_SWARM_HOME if somebody has set it: commands to paste need it in another terminal."""
+    return nearby(config.home) if config.explicit("home") else ""
+
+
 def nearby(path: str) -> str:
     """Shorten a path to how one would type it here: relative if it lies below this folder."""
     if not os.path.isabs(path):  # also a URL that names no folder
@@ -121,18 +128,39 @@ def report_after(outcome: str, environment: Mapping[str, str], program: str, say
     code = f"import sys; sys.argv[0] = {sys.argv[0]!r}; from rl_swarm.cli import main; main()"
     sys.stdout.flush()
     reason = ""
-    try:
-        for options in ([], [NO_MODEL]) if outcome == "complete" else ([NO_MODEL],):
-            done = subprocess.run(python(code, "report", *options), env=environment, stderr=subprocess.PIPE, check=False)
-            if not done.returncode:
-                return
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            reason = lines[-1].removeprefix("rl-swarm: ") if lines else f"exit code {done.returncode}"
-            if done.returncode == WRONG_SETTING:  # no round was finished, most likely
-                say(visible(f"no report: {reason}"))
-                return
-    except KeyboardInterrupt:
-        reason = "stopped"
+    for options in ([], [NO_MODEL]) if outcome == "complete" else ([NO_MODEL],):
+        exit_code, errors, stopped = _run(python(code, "report", *options), environment)
+        if not exit_code:
+            return
+        lines = errors.decode(errors="replace").strip().splitlines()
+        reason = lines[-1].removeprefix("rl-swarm: ") if lines else f"exit code {exit_code}"
+        if stopped:
+            reason = "stopped"
+            break
+        if exit_code == WRONG_SETTING:  # no round was finished, most likely
+            say(visible(f"no report: {reason}"))
+            return
     config = load(environment)
-    again = f"{nearby(program)} report {config.experiment_name} --gdrive-path {shlex.quote(nearby(config.store_url))}"
+    at_home = f" --rl-swarm-home {shlex.quote(home)}" if (home := _home(config)) else ""
+    again = f"{nearby(program)} report {config.experiment_name} --gdrive-path {shlex.quote(nearby(config.store_url))}{at_home}"
     say(visible(f"no report ({reason}); this makes one: {again}"))
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bytes, bool]:
+    """Run a command; return its exit code, its errors, and whether Ctrl-C ended it.
+
+    Ctrl-C reaches this process alone. It leaves the other a moment, in which one that has written its files ends well.
+    """
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            return _ended(child, None, stopped=False)
+        except KeyboardInterrupt:
+            with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                return _ended(child, GRACE_SECONDS, stopped=True)
+            child.kill()
+            return _ended(child, None, stopped=True)
+
+
+def _ended(child: "subprocess.Popen[bytes]", seconds: float | None, stopped: bool) -> tuple[int, bytes, bool]:
+    _, errors = child.communicate(timeout=seconds)
+    return child.returncode, errors, stopped

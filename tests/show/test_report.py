@@ -186,7 +186,7 @@ def test_paths_with_spaces_make_commands_that_can_be_pasted(finished: Finished) 
     places = replace(PLACES, store="./my data; rm -rf ~")
     card = sections(finished.summary, [], places, "'my venv/rl-swarm'")
     command = next(line for line in card[-1].lines if " status " in line).strip()
-    assert command == "'my venv/rl-swarm' status --gdrive-path './my data; rm -rf ~' --experiment-name trial"
+    assert command == "'my venv/rl-swarm' status --gdrive-path './my data; rm -rf ~' --experiment trial"
 
 
 class Inspector(HTMLParser):

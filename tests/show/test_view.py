@@ -197,6 +197,7 @@ def test_watching_outlives_a_store_that_is_away_and_ends_at_ctrl_c(run: SampleRu
     text = console.file.getvalue()
     assert "trial: running, 3 rounds" in re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert "the drive has gone; this is what was there before" in text
+    assert "Ctrl-C to leave; the run goes on" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is visible again"
 
 
@@ -230,6 +231,15 @@ def node(name: str = "worker_1", doing: str = "training", **fields: Any) -> Node
 def lines_of(*nodes: NodeMoment, now: float = 112.0, width: int = 80, height: int = 24) -> list[str]:
     moment = Moment("demo", max_rounds=60, nodes=nodes)
     return shown(live_frame(moment, now, width, height), width=width, height=height).splitlines()
+
+
+def test_status_shows_whole_states_in_80_columns() -> None:
+    doing = "waiting for worker_1, worker_2, worker_3 and 4 more (2 submitted)"
+    moment = Moment("demo", max_rounds=60, nodes=(node("coordinator_0", doing, round=12), node("worker_1", "training", round=12)))
+    lines = shown(status_view(moment, 112.0, 80), width=80).splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    told = "".join(line[15:43] for line in lines if line.startswith(("coordinator_0", " " * 14)))
+    assert " ".join(told.split()).replace(" ", "").startswith(doing.replace(" ", "")[:40])
 
 
 def test_one_round_is_no_mean_of_rounds() -> None:

@@ -135,7 +135,7 @@ def test_what_is_signed_by_the_founder_cannot_be_changed(tmp_path: Path) -> None
     changed = msgspec.structs.replace(experiment, key=None, settings=experiment.settings | {"MAX_ROUNDS": "1"})
     for forged in (seal(changed), sign(thief, experiment.experiment_id, LAYOUT.experiment, seal(changed))):
         store.rewrite(LAYOUT.experiment, forged)
-        with pytest.raises(ConfigError, match=f"SWARM_FOUNDER is {founder.public}: somebody changed it"):
+        with pytest.raises(ConfigError, match=f"the founder that you named is {founder.public}: somebody changed it"):
             experiments.read(store, LAYOUT, founder.public)
     with pytest.raises(ConfigError, match="there is no experiment 'trial' that"):
         experiments.publish(MemoryStore(), LAYOUT, replace(CONFIG, founder=founder.public), "library 1", VirtualClock(), thief)
@@ -163,7 +163,9 @@ def test_an_address_with_the_id_takes_no_older_experiment_of_the_same_founder(tm
     assert experiments.read(store, LAYOUT, insisted) is not None
     store.rewrite(LAYOUT.experiment, older.get(LAYOUT.experiment, limit=1 << 20))
     assert experiments.read(store, LAYOUT, founder.public) is not None, "the key alone cannot tell them apart"
-    with pytest.raises(ConfigError, match=f"SWARM_FOUNDER is {insisted}: somebody changed it, or the key is of another"):
+    with pytest.raises(
+        ConfigError, match=f"the founder that you named is {insisted}: somebody changed it, or the key is of another"
+    ):
         experiments.read(store, LAYOUT, insisted)
 
 

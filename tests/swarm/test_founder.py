@@ -202,7 +202,9 @@ def test_settings_that_somebody_changed_end_a_start_with_one_line(tmp_path: Path
         path.write_bytes(seal(changed))
         assert swarm.wait(swarm.start("w0", SWARM_FOUNDER=founder)) == 2
         [line] = swarm.console("w0").splitlines()
-        assert line.startswith(f"{LAYOUT.experiment} is not signed, id {published.experiment_id}, SWARM_FOUNDER is {founder}: ")
+        assert line.startswith(
+            f"{LAYOUT.experiment} is not signed, id {published.experiment_id}, the founder that you named is {founder}: "
+        )
         boss.terminate()
         assert swarm.wait(boss) == 0
     finally:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rl_swarm import identity as identity_module
 from rl_swarm.document import seal
 from rl_swarm.errors import BadDocument, ConfigError
+from rl_swarm.extras import install_command
 from rl_swarm.identity import Identity, allowed_keys, load_identity, signed_by
 from rl_swarm.rollout import decode, encode
 from rl_swarm.store.memory import MemoryStore
@@ -237,7 +237,7 @@ def test_who_cannot_check_signatures_says_so_once_and_goes_on(monkeypatch: pytes
     said: list[str] = []
     signatures = Signatures(say=said.append)
     assert [refusal(signatures, signed(ours, "w1")) for _ in range(3)] == [None] * 3
-    assert said == [f"peers sign what they publish, which cannot be checked here: {identity_module.INSTALL}"]
+    assert said == [f"peers sign what they publish, which cannot be checked here: {install_command('signed')}"]
 
 
 # In the exchange

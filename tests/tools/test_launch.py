@@ -20,8 +20,21 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.node.local import Holder, holder_of, wait_until_free
 from rl_swarm.processes import stopping
 from rl_swarm.runs.record import stamped
+from rl_swarm.store.folder import FolderStore
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.layout import Layout
 from rl_swarm.tools import launch
-from rl_swarm.tools.launch import Launcher, NodeFailed, NodeProcess, launch_environment, make_launcher, plan, run_shown
+from rl_swarm.tools.launch import (
+    Launcher,
+    NodeFailed,
+    NodeProcess,
+    launch_environment,
+    make_launcher,
+    plan,
+    run_shown,
+    what_starts,
+    with_usual_split,
+)
 from tests.support.processes import ROOT, LocalSwarm
 
 NAMES = {"coordinator_0": "coordinator", "worker_1": "worker", "worker_2": "worker"}
@@ -352,6 +365,46 @@ def test_nodes_get_the_whole_path_of_a_folder_and_any_other_url_as_it_is(tmp_pat
     for typed in ("swarm", "file://swarm", str(tmp_path / "swarm"), f"file://{tmp_path}/swarm"):
         assert launch_environment({"GDRIVE_PATH": typed}, {})["GDRIVE_PATH"] == str(tmp_path / "swarm")
     assert launch_environment({"GDRIVE_PATH": "memory://swarm"}, {})["GDRIVE_PATH"] == "memory://swarm"
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "expected"),
+    [
+        (4, {}, ("4", "12")),
+        (2, {}, ("4", "4")),
+        (16, {}, ("4", "28")),
+        (1, {}, None),
+        (4, {"NUM_TRAIN_SAMPLES": "8"}, None),
+        (4, {"NUM_TRANSPLANT_TREES": "0"}, None),
+        (4, {"TEST_MODE": "true"}, None),
+    ],
+)
+def test_workers_of_a_new_experiment_read_each_other(
+    workers: int, given: dict[str, str], expected: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    named = {"GDRIVE_PATH": str(tmp_path / "store"), "EXPERIMENT_NAME": "first", "MODEL_NAME": "nano"} | given
+    environment, lines = with_usual_split(named, workers)
+    if expected is None:
+        assert (environment, lines) == (named, [])
+        return
+    assert (environment["NUM_TRAIN_SAMPLES"], environment["NUM_TRANSPLANT_TREES"]) == expected
+    own, external = expected
+    assert lines == [
+        f"each worker trains on {own} rollouts of its own and {external} of its peers a round: "
+        f"NUM_TRAIN_SAMPLES={own} NUM_TRANSPLANT_TREES={external}"
+    ]
+
+
+def test_an_experiment_that_exists_keeps_its_split_and_what_starts_is_said(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    experiments.publish(store, Layout("swarm"), load({"MODEL_NAME": "nano", "MAX_ROUNDS": "40"}), "reasoning-gym", store.clock)
+    environment = launch_environment({"GDRIVE_PATH": str(tmp_path)}, {})
+    assert with_usual_split(environment, 4) == (environment, [])
+    [line, choose] = what_starts(environment, 4, named=False)
+    assert line == f"4 workers on {tmp_path}, experiment swarm: 40 rounds with nano, tasks easy; Ctrl-C stops them"
+    assert choose.startswith("choose with --experiment NAME, --model-name, --tasks and --max-rounds")
+    [line] = what_starts(environment, 1, named=True)
+    assert line.startswith("1 worker on ")
 
 
 def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tmp_path: Path) -> None:

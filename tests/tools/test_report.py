@@ -26,6 +26,7 @@ from tests.support.processes import ROOT
 from tests.support.sample_run import LAYOUT, SampleRun
 from tests.tools.test_ask import Trial
 
+AGAIN = "rl-swarm report trial --gdrive-path ./store --rl-swarm-home ./home"
 BESIDE = ("store/experiments/trial/report.html", "store/experiments/trial/report.png")
 
 
@@ -69,7 +70,7 @@ def test_it_lies_beside_the_run_which_may_be_going_on(run: SampleRun, tmp_path: 
     assert "RL Swarm trial: 3 nodes, 5 of 16 rounds, 10 s\n" in text
     for line, path in zip(("report   ./", "picture  ./"), BESIDE, strict=True):
         assert f"  {line}{path}\n" in text and (tmp_path / path).read_bytes().endswith(b" of 5 rounds")
-    assert "    ./.venv/bin/rl-swarm status --gdrive-path ./store --experiment-name trial\n" in text
+    assert "    ./.venv/bin/rl-swarm status --gdrive-path ./store --experiment trial --rl-swarm-home ./home\n" in text
     before = (tmp_path / BESIDE[0]).read_bytes()
     run.play(1)
     assert "6 of 16 rounds" in reported(settings_of(tmp_path)) and (tmp_path / BESIDE[0]).read_bytes() != before
@@ -124,7 +125,7 @@ def test_a_run_without_a_round_and_one_of_somebody_else_are_refused_in_one_line(
     with pytest.raises(ConfigError, match="'trial' has no round to report"):
         reported(settings_of(tmp_path))
     run.play(1)
-    with pytest.raises(ConfigError, match="SWARM_FOUNDER"):
+    with pytest.raises(ConfigError, match="the founder that you named"):
         reported(settings_of(tmp_path, SWARM_FOUNDER="ab" * 32))
 
 
@@ -194,7 +195,7 @@ FAILS, WORKS = "raise MemoryError('all is full')", "print('a card')"
             "complete",
             [FAILS, FAILS],
             [("report",), ("report", "--no-model")],
-            ["no report (MemoryError: all is full); this makes one: rl-swarm report trial --gdrive-path ./store"],
+            [f"no report (MemoryError: all is full); this makes one: {AGAIN}"],
         ),
         ("stopped", [WORKS], [("report", "--no-model")], []),
         (
@@ -218,6 +219,23 @@ def test_a_report_that_fails_is_one_line_and_changes_no_outcome(
     monkeypatch.setattr(reporting, "python", attempts)
     report_after(outcome, settings_of(tmp_path), "rl-swarm", said.append)
     assert (attempts.arguments, said) == (arguments, expected)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 0), (60.0, 1)])
+def test_ctrl_c_does_not_undo_a_report_that_is_all_but_done(
+    seconds: float, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(reporting, "python", Attempts(f"import time; time.sleep({seconds})"))
+    monkeypatch.setattr(reporting, "GRACE_SECONDS", 2.0 if expected == 0 else 0.1)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        report_after("stopped", settings_of(tmp_path), "rl-swarm", said.append)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(said) == expected and all(line.startswith("no report (stopped); this makes one: ") for line in said)
 
 
 def test_the_end_of_a_swarm_reports_in_a_process_of_its_own(

@@ -13,6 +13,7 @@ from typing import Any
 
 from rl_swarm.config import model_folder
 from rl_swarm.errors import ModelError
+from rl_swarm.extras import install_command
 from rl_swarm.learning.engine.libraries import require_transformers
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
@@ -149,7 +150,7 @@ def add_lora(model: Any, rank: int, seed: int = 0) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ModelError(f"LORA_RANK={rank} needs the package peft: pip install 'rl-swarm[lora]'") from None
+        raise ModelError(f"LORA_RANK={rank} needs the package peft: {install_command('lora')}") from None
     settings = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
