@@ -4,9 +4,11 @@ The only module that knows how matplotlib is set up. It imports matplotlib insid
 """
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ SIGNS = "→·–…"  # of our own, which the font has
 LONGEST_LINE = 110  # characters above and below a sheet
 COLOURS = 256  # of a picture, which makes its file a third as large
 MOST_POINTS = 1000  # of a line
+LABEL_HEIGHT = 0.065  # of an axis: a line of letters
 WIDTH = 5.2  # inches of a panel: its letters can be read on a phone
 
 
@@ -165,3 +168,48 @@ def thin(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
     step = -(-len(points) // MOST_POINTS) or 1
     parts = (points[place : place + step] for place in range(0, len(points), step))
     return [(fmean(number for number, _ in part), fmean(value for _, value in part)) for part in parts]
+
+
+def with_gaps(points: Sequence[tuple[float, float]], most: float) -> list[tuple[float, float]]:
+    """Interrupt a line where more than `most` rounds are missing between two points that are otherwise evenly spaced."""
+    steps = sorted(after - before for (before, _), (after, _) in pairwise(points))
+    usual = steps[len(steps) // 2] if steps else 0.0
+    found = list(points[:1])
+    for (before, _), (after, value) in pairwise(points):
+        found += [(before, math.nan)] if after - before > usual + most else []
+        found.append((after, value))
+    return found
+
+
+def apart(values: Sequence[float], least: float = LABEL_HEIGHT) -> list[float]:
+    """Heights for labels of these values on an axis from 0 to 1: each as near as it can be to its own, and none on another."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    heights = [values[place] for place in order]
+    for place in range(1, len(heights)):
+        heights[place] = max(heights[place], heights[place - 1] + least)
+    top = 1.0
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], top)
+        top = heights[place] - least
+    return [heights[order.index(place)] for place in range(len(values))]
+
+
+def legend_below(axes: "Axes") -> None:
+    """Put the legend under the axis, where it covers no line."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes are drawn in a figure"
+    below_label = axes.transAxes + ScaledTranslation(0, -0.5, figure.dpi_scale_trans)  # inches
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(0.0, 0.0),
+            bbox_transform=below_label,
+            ncols=3,  # as many as fit a panel by itself
+            columnspacing=1.2,
+            handlelength=1.6,
+            fontsize=8.5,
+            frameon=False,
+            borderaxespad=0.0,
+        )

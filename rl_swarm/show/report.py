@@ -20,7 +20,7 @@ from rl_swarm.show.card import (
     what_reward_is,
     worth,
 )
-from rl_swarm.show.drawing import Panel, Shades, label, round_axis, sheet, smooth, thin
+from rl_swarm.show.drawing import Panel, Shades, apart, label, legend_below, round_axis, sheet, smooth, thin, with_gaps
 from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named, within
 from rl_swarm.show.page import Html, element, join, make_page, plots, settings_table, table, tile
 from rl_swarm.text import counted
@@ -182,7 +182,7 @@ def make_panels(summary: Summary) -> tuple[Panel, Panel, Panel]:
 
 
 def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
-    axes.set_title(f"Reward of the nodes' own completions, mean of {MEAN_ROUNDS} rounds")
+    axes.set_title(f"Reward of the nodes' own completions, mean of {MEAN_ROUNDS} rounds", pad=22)  # above the compared rounds
     if len(summary.rewards) <= MOST_COLOURS:
         for (node_id, points), colour in zip(summary.rewards.items(), shades.nodes, strict=False):
             axes.plot(*_smoothed(points), color=colour, linewidth=1.1, alpha=0.85, label=label(node_id))
@@ -192,28 +192,19 @@ def _draw_rewards(axes: "Axes", summary: Summary, shades: Shades) -> None:
     dots = thin(summary.mean_rewards)
     axes.plot(*_columns(dots), ".", color=shades.first, alpha=0.4, markersize=4, label="all nodes, each round")
     axes.plot(*_smoothed(summary.mean_rewards), color=shades.first, linewidth=2.8, label="all nodes")
-    low_end, high_end = axes.get_ylim()
-    negative = min((reward for _, reward in dots), default=0.0) < 0
-    axes.set_ylim(low_end if negative else 0.0, high_end + 0.12 * (high_end - low_end))
+    if min((reward for _, reward in dots), default=0.0) >= 0:
+        axes.set_ylim(bottom=0.0)
     compared = ((summary.first_rounds, summary.reward.before, "left"), (summary.last_rounds, summary.reward.after, "right"))
     for numbers, value, side in compared:
         if numbers:
             begin, end = numbers[0] - 0.5, numbers[-1] + 0.5
             axes.axvspan(begin, end, color=shades.first, alpha=0.09, linewidth=0)
-            said = f" {rounds_named(numbers)}: {number(value)} "
-            axes.text(begin if side == "left" else end, 0.98, said, transform=axes.get_xaxis_transform(), ha=side, va="top")
+            said = f"{rounds_named(numbers)}: {number(value)}"
+            axes.text(begin if side == "left" else end, 1.02, said, transform=axes.get_xaxis_transform(), ha=side, va="bottom")
     round_axis(axes)
     axes.grid(axis="y")
     axes.margins(x=0.01)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(0.0, 0.93),
-        ncols=2,
-        fontsize=8.5,
-        facecolor=shades.paper,
-        edgecolor="none",
-        framealpha=0.6,
-    )
+    legend_below(axes)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -221,8 +212,14 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _smoothed(points: Sequence[tuple[int, float]]) -> tuple[list[float], list[float]]:
-    means = smooth([value for _, value in points], MEAN_ROUNDS)
-    return _columns(thin(list(zip((number for number, _ in points), means, strict=True))))
+    """Means of a few rounds, with a gap where a node was away for more rounds than that."""
+    stretches: list[list[tuple[int, float]]] = []
+    for point in points:
+        if not stretches or point[0] - stretches[-1][-1][0] > MEAN_ROUNDS:
+            stretches.append([])
+        stretches[-1].append(point)
+    means = [value for each in stretches for value in smooth([value for _, value in each], MEAN_ROUNDS)]
+    return _columns(with_gaps(thin(list(zip((number for number, _ in points), means, strict=True))), MEAN_ROUNDS))
 
 
 def _band(nodes: Iterable[Sequence[tuple[int, float]]]) -> tuple[list[float], list[float], list[float]]:
@@ -246,29 +243,30 @@ def _draw_held_out(axes: "Axes", evaluations: Sequence[Evaluated], shades: Shade
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=shades.faint)
         return
     numbers = [each.round for each in evaluations]
-    seen, known = [each.held_out for each in evaluations], [each.held_out_style_blind for each in evaluations]
-    formed = [each.held_out_in_form for each in evaluations]
     low, high = zip(*(interval(each.held_out, each.held_out_questions) for each in evaluations), strict=True)
     axes.fill_between(numbers, low, high, color=shades.first, alpha=0.15, linewidth=0)
-    axes.plot(numbers, formed, ":", color=shades.faint, linewidth=2, label="in the form", clip_on=False)
-    lines = [
-        ("in any form", known, seen, shades.second, "s--"),
-        ("as the verifier reads", seen, known, shades.first, "o-"),
-    ]
-    for name, values, others, colour, style in lines:
+    lines = {
+        "in any form": ([each.held_out_style_blind for each in evaluations], shades.second, "s--"),
+        "in the form": ([each.held_out_in_form for each in evaluations], shades.faint, ":"),
+        "as the verifier reads": ([each.held_out for each in evaluations], shades.first, "o-"),
+    }
+    for name, (values, colour, style) in lines.items():
         axes.plot(numbers, values, style, color=colour, linewidth=2, markersize=5, label=name, clip_on=False)
-        for place in sorted({0, len(numbers) - 1}):
-            above = values[place] > others[place] or (values[place] == others[place] and values is known)
-            _name_point(axes, numbers[place], values[place], colour, above=above, first=place == 0)
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
-
-
-def _name_point(axes: "Axes", round_number: int, value: float, colour: str, above: bool, first: bool) -> None:
-    """Write a value beside its point, away from the other line, and a low one never below the axis."""
-    low = value < 0.1
-    shift = (14 if low and first else 0, 2 if low else 7 if above else -7)
-    side, height = "left" if first else "right", "bottom" if above or low else "top"
-    axes.annotate(percent(value, ".1%"), (round_number, value), shift, textcoords="offset points", color=colour, ha=side, va=height)
+    for place, side in ((0, "right"), *([(-1, "left")] if len(numbers) > 1 else [])):
+        named = [(values[place], colour) for values, colour, _ in lines.values()]
+        for height, (value, colour) in zip(apart([value for value, _ in named]), named, strict=True):
+            shift = -8 if side == "right" else 8
+            axes.annotate(
+                percent(value, ".1%"),
+                (numbers[place], height),
+                (shift, 0),
+                textcoords="offset points",
+                color=colour,
+                ha=side,
+                va="center",
+            )
+    axes.margins(x=0.2)  # room for the figures beside the lines
+    legend_below(axes)
 
 
 def _draw_uses(axes: "Axes", summary: Summary, shades: Shades) -> None:
