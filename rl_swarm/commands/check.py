@@ -45,8 +45,8 @@ def doctor(workers: int, as_json: bool, **flags: str | None) -> None:
     from rl_swarm.tools.doctor import examine
 
     load(os.environ, flags)  # a wrong setting is reported before anything is checked
-    with working("checking this machine, its libraries and the store"):
-        findings = examine(os.environ, flags, workers=workers)
+    with working("checking this machine, its libraries and the store") as step:
+        findings = examine(os.environ, flags, workers=workers, step=step)
     print_findings(findings, as_json, results(flags["experiment"] or os.environ.get("EXPERIMENT_NAME", ""), findings))
 
 

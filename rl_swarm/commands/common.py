@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from rl_swarm.runs.validate import Finding
+    from rl_swarm.show.steps import Step
     from rl_swarm.store import Store
     from rl_swarm.swarm.layout import Layout
     from rl_swarm.tools.opening import Run
@@ -116,16 +117,11 @@ def make_console(stderr: bool = False) -> "Console":
     return Console(stderr=stderr)
 
 
-@contextmanager
-def working(line: str) -> Iterator[None]:
-    """Say at once what takes a while: on a terminal until it is done."""
-    console = make_console(stderr=True)
-    if console.is_terminal:
-        with console.status(line):
-            yield
-    else:
-        click.echo(line, err=True)
-        yield
+def working(line: str) -> "AbstractContextManager[Step]":
+    """Say at once what takes a while, and how long it has taken; the result says what comes next."""
+    from rl_swarm.show.steps import steps
+
+    return steps(make_console(stderr=True), line)
 
 
 def print_result(as_json: bool, document: Any, view: "Callable[[], RenderableType]") -> None:

@@ -15,7 +15,7 @@ from rl_swarm.config import load
 from rl_swarm.store import outside
 
 TRAINED = ("store", "experiment", "node_id")
-LOADING = "loading libraries, then the model"
+LOADING = "loading libraries"
 
 
 @command(settings=TRAINED, example="rl-swarm chat --gdrive-path ./rl-swarm-data --experiment demo")
@@ -29,11 +29,11 @@ def chat(base: bool, as_json: bool, **flags: str | None) -> None:
     """
     run = open_experiment(flags)
     check_libraries()
-    with working(LOADING):
+    with working(LOADING) as step:
         from rl_swarm.tools import chat as talking
         from rl_swarm.tools.ask import load_trained
 
-        talk = talking.Talk(load_trained(run), base)
+        talk = talking.Talk(load_trained(run, step), base)
     click.echo(talking.introduction(talk.trained), err=True)
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     questions = talking.typed_questions() if typed else talking.piped_questions()
@@ -50,11 +50,11 @@ def ask(question: str, as_json: bool, **flags: str | None) -> None:
     """
     run = open_experiment(flags)
     check_libraries()
-    with working(LOADING):
+    with working(LOADING) as step:
         from rl_swarm.tools.ask import ask as answer
         from rl_swarm.tools.ask import show
 
-        answers = answer(run, question)
+        answers = answer(run, question, step)
     if as_json:
         click.echo(json.dumps(asdict(answers), indent=1))
     else:
@@ -70,10 +70,10 @@ def evaluate(as_json: bool, **flags: str | None) -> None:
     """
     run = open_experiment(flags)
     check_libraries()
-    with working(f"{LOADING}, then asking"):
+    with working(LOADING) as step:
         from rl_swarm.tools.evaluate import evaluate as measure
 
-        measured = measure(run)
+        measured = measure(run, step)
     print_result(as_json, measured.as_dict(), lambda: measured.view)
 
 
@@ -89,6 +89,6 @@ def export(folder: Path, **flags: str | None) -> None:
     earlier_files(outside(folder, load(os.environ, flags).store_url))  # a wrong folder is refused before a model is loaded
     run = open_experiment(flags)
     check_libraries()
-    with working(LOADING):
-        figures = export_run(run, folder)
+    with working(LOADING) as step:
+        figures = export_run(run, folder, step)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")

@@ -86,6 +86,7 @@ def make_learning_worker(node: Node, pusher: Callable[[Node, Policy], Push | Non
         cores.begin()
         learner = replace(make_learner(node.config, node.journal.say), cores_changed=cores.changed)
     node.local.remember_model(learner.policy.name)
+    node.local.remember_task_files([spec.path for spec in tasks_of(node.config) if spec.path is not None])
     checkpoints = make_checkpoints(node, learner.trainer.trained_bytes)
     worker = make_worker(node, learner, checkpoints, pusher(node, learner.policy))
     node.journal.event("model_loaded", model=learner.policy.name, device=str(learner.policy.device))

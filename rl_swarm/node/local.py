@@ -22,7 +22,7 @@ from rl_swarm.swarm.experiment import Experiment
 POLL_SECONDS = 0.2
 NOTICE_SECONDS = 3 * LOOK_SECONDS  # in which a node notices that its launcher died, and marks itself as stopping
 STOPPING = "stopping"
-MODEL_FILE = "model"
+MODEL_FILE, TASK_FILES_FILE = "model", "task_files"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ class LocalFolder:
         """Keep the model's name for later questions to it: the store is not trusted, and `auto` stands for several models."""
         with contextlib.suppress(OSError):  # a node on a full disk does without it
             (self.path / MODEL_FILE).write_text(name, "utf-8", "surrogateescape")
+
+    def remember_task_files(self, paths: Sequence[str]) -> None:
+        """Keep where the task files are that this user named: later commands find them there, by their hash."""
+        if paths:
+            with contextlib.suppress(OSError):
+                (self.path / TASK_FILES_FILE).write_text(",".join(paths), "utf-8", "surrogateescape")
 
     def mark_stopping(self) -> None:
         """Mark in the lock file that the folder will be free soon. Safe in a signal handler."""
@@ -112,8 +118,17 @@ def home_of(config: Config) -> Path:
 
 def remembered_model(folder: Path) -> str | None:
     """The model that the node of this folder trained last."""
+    return _remembered(folder / MODEL_FILE)
+
+
+def remembered_task_files(folder: Path) -> str | None:
+    """The task files of the node of this folder, as TASK_FILES names them."""
+    return _remembered(folder / TASK_FILES_FILE)
+
+
+def _remembered(path: Path) -> str | None:
     try:
-        return (folder / MODEL_FILE).read_text("utf-8", "surrogateescape")
+        return path.read_text("utf-8", "surrogateescape")
     except OSError:
         return None
 

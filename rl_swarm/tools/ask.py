@@ -23,9 +23,10 @@ from rl_swarm.learning.checkpoint import most_bytes, read, saved_in
 from rl_swarm.learning.policy import Policy
 from rl_swarm.learning.weights import adapter_rank, check_weights, tensors_by_name, trainable
 from rl_swarm.node.learner import MOST_TRIED, checkpoint_rounds, load_policy, stored_rounds
-from rl_swarm.node.local import remembered_model
+from rl_swarm.node.local import remembered_model, remembered_task_files
 from rl_swarm.rollout import Question
 from rl_swarm.runs.examples import Answered, Example
+from rl_swarm.show.steps import Step, unseen
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import node_of_checkpoint
 from rl_swarm.tasks import Tasks, tasks_of
@@ -80,7 +81,7 @@ class Answers:
     trained: str
 
 
-def load_trained(run: Run) -> Trained:
+def load_trained(run: Run, step: Step = unseen) -> Trained:
     """Load the newest usable checkpoint of NODE_ID, from this disk or the store; without it, of this machine's furthest node.
 
     Raise ConfigError if there is none, CheckpointError if none can be used.
@@ -96,6 +97,7 @@ def load_trained(run: Run) -> Trained:
         try:
             config, tensors = _read(run, each)
             if policy is None or loaded != (config.model, config.lora_rank):
+                step(f"loading {config.model}")
                 policy = None  # one model in memory is enough
                 policy, loaded = load_policy(config), (config.model, config.lora_rank)
             check_weights(tensors, trainable(policy.model), policy.name, any_precision=True)  # DTYPE may differ: nothing is trained
@@ -157,30 +159,36 @@ def _opened(run: Run, found: Found, path: Path, limit: int | None = None) -> tup
 def _config(run: Run, found: Found, lora_rank: int = 0) -> Config:
     """The settings with the model and the rank of LoRA that a checkpoint was made with; an explicit MODEL_NAME stays.
 
-    The model is the one that this disk remembers. A stranger's word in the store could name one that fills the disk.
+    The model and the task files are those that this disk remembers. A stranger's word in the store could name a model that fills
+    the disk, or code; of a file, the hash must be the experiment's.
     """
     flags = dict(run.flags) | {"lora_rank": str(lora_rank), "node_id": found.node_id}
     model = remembered_model(run.home / found.node_id)
     if model and not run.config.explicit("model"):
         flags["model"] = model
+    files = remembered_task_files(run.home / found.node_id)
+    if files and not run.config.explicit("task_files"):
+        flags["task_files"] = files
     config = configuration.load(run.environment, flags, run.experiment.settings)
     experiments.check_model(config, run.experiment)
     return config
 
 
-def ask(run: Run, question: str) -> Answers:
+def ask(run: Run, question: str, step: Step = unseen) -> Answers:
     """Answer a question greedily with the base model and with the trained one."""
-    trained = load_trained(run)
+    trained = load_trained(run, step)
+    step("asking the base model and the trained one")
     [(before, after)] = trained.answer([Question(question)])
     return Answers(question, trained.policy.name, trained.node_id, trained.round, before, after)
 
 
-def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example]:
+def asked_examples(environment: Mapping[str, str], flags: Flags, step: Step = unseen) -> list[Example]:
     """Ask the first held-out question of each task, of the base model and of this machine's node that came furthest.
 
     Raise ConfigError or CheckpointError if no trained model is found, ModelError if it cannot be loaded.
     """
-    trained = load_trained(open_run(environment, flags))
+    trained = load_trained(open_run(environment, flags), step)
+    step("making held-out questions")
     tasks = Tasks(tasks_of(trained.config), seed=trained.config.seed, node_id=trained.node_id)
     first: dict[str, Question] = {}
     for question in tasks.held_out():
@@ -189,6 +197,7 @@ def asked_examples(environment: Mapping[str, str], flags: Flags) -> list[Example
     def scored(question: Question, text: str, by: str) -> Answered:
         return Answered(question.prompt, text, tasks.score(question, text), by, question.answer)
 
+    step("asking the model before and after training")
     base, after_training = f"the base model, {trained.policy.name}", f"{trained.node_id} at round {trained.round}"
     asked = zip(first.items(), trained.answer(list(first.values())), strict=True)
     return [

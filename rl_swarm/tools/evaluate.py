@@ -13,7 +13,9 @@ from rl_swarm.runs.record import Evaluated
 from rl_swarm.runs.summary import Change
 from rl_swarm.show.card import HELD_OUT_READINGS
 from rl_swarm.show.formats import percent, within
+from rl_swarm.show.steps import Step, unseen
 from rl_swarm.show.tables import make_table
+from rl_swarm.text import counted
 from rl_swarm.tools.ask import load_trained
 from rl_swarm.tools.opening import Run
 
@@ -43,12 +45,16 @@ class Measured:
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
-def evaluate(run: Run) -> Measured:
+def evaluate(run: Run, step: Step = unseen) -> Measured:
     """Measure the newest model of NODE_ID, or of the node that came furthest on this machine, and its base model."""
-    trained = load_trained(run)
+    trained = load_trained(run, step)
+    step("making held-out questions")
     measure = HeldOut(make_tasks(trained.config), trained.policy)
     trained.policy.check_fits(measure.questions)
+    asked = counted(len(measure.questions), "question")
+    step(f"asking the base model {asked}, twice")
     base = Evaluated(round=0, **measure())
     trained.apply()
+    step(f"asking the trained model {asked}, twice")
     after = Evaluated(round=trained.round, **measure())
     return Measured(trained.policy.name, trained.node_id, trained.round, base, after)

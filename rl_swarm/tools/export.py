@@ -26,6 +26,7 @@ from rl_swarm.learning.models.loading import quiet
 from rl_swarm.runs import progress
 from rl_swarm.runs.progress import data_of
 from rl_swarm.runs.record import Evaluated, valid
+from rl_swarm.show.steps import Step, unseen
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.text import counted
@@ -202,12 +203,13 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def export_run(run: Run, folder: Path) -> Figures:
+def export_run(run: Run, folder: Path, step: Step = unseen) -> Figures:
     """Write the newest model of NODE_ID, or of the node that came furthest on this machine."""
     from rl_swarm.tools.ask import load_trained
 
-    trained = load_trained(run)
+    trained = load_trained(run, step)
     trained.apply()
+    step("writing the model")
     name, tasks_version = trained.policy.name, run.experiment.tasks_version
     figures = collect(trained.config, run.store, trained.node_id, trained.round, model=name, tasks_version=tasks_version)
     write(folder, trained.policy, figures)

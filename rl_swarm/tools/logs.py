@@ -38,6 +38,15 @@ DISK_SECONDS, MOUNT_SECONDS = 0.5, 5.0  # between two looks
 LATEST = 4e9  # seconds since 1970: clocks that claim more are wrong
 LONGEST = 1000  # characters of a line
 MOST_NAMED = 20  # nodes in an error
+# Events that the console does not tell: the details that each must have, and the line for people.
+PLAIN = {
+    "state": ({"doing"}, "now {doing}"),
+    "started": ({"round", "epoch"}, "started as coordinator, epoch {epoch}"),
+    "adopted": ({"round"}, "workers are ahead: opening round {round} for them"),
+    "model_loaded": ({"model", "device"}, "loaded {model} on {device}"),
+    "store_away": ({"error"}, "the store is away: {error}"),
+    "round_taken": ({"round", "error"}, "round {round} is taken by a file that cannot be used: {error}"),
+}
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red")
 
 
@@ -123,7 +132,11 @@ def _event(row: dict[str, Any]) -> str:
     data = row.get("data")
     if not isinstance(data, dict) or "message" in data:  # such a line is in the console
         return ""
-    return f"{row.get('event_type')}: {', '.join(f'{name} {value}' for name, value in data.items())}"
+    kind = str(row.get("event_type"))
+    if kind in PLAIN and data.keys() >= PLAIN[kind][0]:
+        return PLAIN[kind][1].format_map(data)
+    details = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in data.items())
+    return f"{kind.replace('_', ' ')}: {details}"
 
 
 def _figures(row: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from rl_swarm.runs.examples import Example, published_examples
 from rl_swarm.runs.summary import Summary, summarise
 from rl_swarm.show.card import Places, sections, show_card
 from rl_swarm.show.report import PAGE, PICTURE, make_report
+from rl_swarm.show.steps import Step, steps, unseen
 from rl_swarm.store import outside
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.text import visible
@@ -46,14 +47,14 @@ def report(environment: Mapping[str, str], flags: Flags, output: Path | None, as
     run = open_run(environment, flags)
     if output is not None:
         outside(output, run.config.store_url)
-    ask = ask and _can_ask(run)
-    doing = "Reading the run, and asking the model before and after training" if ask else "Reading the run"
-    console.print(doing, highlight=False)
-    summary = summarise(run.store, run.layout, run.config.founder)
-    if not summary.rounds:
-        raise ConfigError(f"the experiment {run.config.experiment_name!r} has no round to report: wait for its first round")
-    examples = make_examples(run, summary, ask)
-    picture, page = _keep(make_report(summary, examples), run, output, console)
+    with steps(console, "reading the run") as step:
+        summary = summarise(run.store, run.layout, run.config.founder)
+        if not summary.rounds:
+            raise ConfigError(f"the experiment {run.config.experiment_name!r} has no round to report: wait for its first round")
+        examples = make_examples(run, summary, ask and _can_ask(run), step)
+        step("drawing")
+        files = make_report(summary, examples)
+    picture, page = _keep(files, run, output, console)
     folder, address = nearby(f"{run.config.store_url}/{run.layout.root}"), nearby(experiments.address(run.store, run.experiment))
     places = Places(nearby(run.config.store_url), folder, picture, page, address, _home(run.config))
     show_card(summary, sections(summary, examples, places, nearby(program)), console)
@@ -65,15 +66,16 @@ def _can_ask(run: Run) -> bool:
     return trained and not any(holder_of(lock.parent) for lock in run.home.glob("*/lock"))
 
 
-def make_examples(run: Run, summary: Summary, ask: bool) -> list[Example]:
+def make_examples(run: Run, summary: Summary, ask: bool, step: Step = unseen) -> list[Example]:
     """Ask the models, or take what the run has published if there is no model to ask."""
     if ask:
         of_any_node = {name: value for name, value in run.environment.items() if name != "NODE_ID"}
         try:
             require_libraries()
+            step("loading libraries")
             from rl_swarm.tools.ask import asked_examples  # imports torch
 
-            return asked_examples(of_any_node, run.flags)
+            return asked_examples(of_any_node, run.flags, step)
         except (ConfigError, CheckpointError, LibraryError, ModelError):
             pass  # this machine has nothing to ask
     numbers = sorted({number for points in summary.rewards.values() for number, _ in points})

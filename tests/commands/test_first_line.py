@@ -15,9 +15,9 @@ from rl_swarm.swarm.layout import Layout
 
 MARK = "torch is imported"
 COMMANDS = {
-    "ask What?": "loading libraries, then the model",
-    "chat": "loading libraries, then the model",
-    "export {folder}/model": "loading libraries, then the model",
+    "ask What?": "loading libraries",
+    "chat": "loading libraries",
+    "export {folder}/model": "loading libraries",
     "probe": "loading nano, then asking it for 120 s",
     "memory nano": "loading libraries, then estimating",
     "work": "w1: loading libraries",

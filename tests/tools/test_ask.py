@@ -191,7 +191,7 @@ def test_a_broken_checkpoint_is_passed_over_and_left_where_it_is(trial: Trial) -
         path.write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="2 checkpoints of the experiment 'trial' on this machine, and none can be used"):
         trial.find()
-    with pytest.raises(CheckpointError, match="none of the 3 checkpoints of node 'w1' in the experiment 'trial' can be used"):
+    with pytest.raises(CheckpointError, match="3 checkpoints of node 'w1' in the experiment 'trial', and none can be used"):
         trial.find(node_id="w1")
 
 

@@ -105,10 +105,27 @@ def test_events_are_lines_unless_the_console_has_them_and_all_shows_states_and_f
     journal.error(ZeroDivisionError("of weights"))
     bring()
     few = [line.rpartition(" w1 ")[2] for line in scene.shown()]
-    assert few[:2] == ["new: 5 rounds", "went_on_alone: round 1, waited_seconds 90.0"]
+    assert few[:2] == ["new: 5 rounds", "went on alone: round 1, waited seconds 90.0"]
     assert few[-1] == "ZeroDivisionError: of weights" and not any("generating" in line for line in few)
     all_of_it = [line.rpartition(" w1 ")[2] for line in scene.shown(detailed=True)]
-    assert "state: doing generating, round 1" in all_of_it and any("figures of round 1: reward 0.25" in line for line in all_of_it)
+    assert "now generating" in all_of_it and any("figures of round 1: reward 0.25" in line for line in all_of_it)
+
+
+@pytest.mark.parametrize(
+    ("event", "details", "line"),
+    [
+        ("started", {"round": -1, "epoch": 2}, "started as coordinator, epoch 2"),
+        ("adopted", {"round": 7}, "workers are ahead: opening round 7 for them"),
+        ("model_loaded", {"model": "nano", "device": "cpu"}, "loaded nano on cpu"),
+        ("store_away", {"round": 3, "error": "a_b {x}"}, "the store is away: a_b {x}"),
+        ("model_loaded", {"model": "{0.__class__}"}, "model loaded: model {0.__class__}"),
+    ],
+)
+def test_events_are_told_in_plain_words(event: str, details: dict[str, Any], line: str, scene: Scene) -> None:
+    journal, bring = scene.node("w1")
+    journal.event(event, **details)
+    bring()
+    assert [shown.rpartition(" w1 ")[2] for shown in scene.shown()] == [line]
 
 
 def test_json_gives_the_rows_as_they_were_written(scene: Scene) -> None:

@@ -135,16 +135,16 @@ def test_models_are_asked_unless_a_node_is_at_work_here(tmp_path: Path, monkeypa
     (tmp_path / "store").mkdir()
     run = SampleRun(FolderStore(tmp_path / "store", VirtualClock(), local=True), tmp_path).play(2)
     environment = settings_of(tmp_path, NODE_ID="w1", MODEL_NAME="nano")
-    assert "asking the model" not in reported(environment, ask=True), "this machine has no checkpoint"
+    assert "loading libraries" not in reported(environment, ask=True), "this machine has no checkpoint"
     experiment = experiments.read(run.store, LAYOUT)
     assert experiment is not None
     (experiment_folder(load(environment), experiment) / "w1" / "checkpoints").mkdir(parents=True)
     (experiment_folder(load(environment), experiment) / "w1" / "checkpoints" / "round_2.pt").touch()
-    assert "asking the model" in reported(environment, ask=True) and asked == ["yes"]
-    assert "asking the model" not in reported(environment, ask=False) and asked == ["yes"]
+    assert "loading libraries" in reported(environment, ask=True) and asked == ["yes"]
+    assert "loading libraries" not in reported(environment, ask=False) and asked == ["yes"]
     held = claim(load(environment), experiment)
     try:
-        assert "asking the model" not in reported(environment, ask=True) and asked == ["yes"]
+        assert "loading libraries" not in reported(environment, ask=True) and asked == ["yes"]
     finally:
         held.lock.close()
 
@@ -166,7 +166,7 @@ def test_the_node_id_of_the_environment_chooses_no_checkpoint(tmp_path: Path, mo
     trial = Trial(tmp_path, MAX_NEW_TOKENS="4")
     trial.save("w2", 30, trial.policy(1))
     given: list[dict[str, str]] = []
-    monkeypatch.setattr("rl_swarm.tools.ask.asked_examples", lambda environment, flags: given.append(dict(environment)) or [])
+    monkeypatch.setattr("rl_swarm.tools.ask.asked_examples", lambda environment, flags, step: given.append(dict(environment)) or [])
     run = reporting.open_run(trial.environment | {"NODE_ID": "w1"}, {})
     reporting.make_examples(run, reporting.summarise(run.store, run.layout), True)
     assert "NODE_ID" not in given[0]

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from rl_swarm import __version__
 from rl_swarm import config as configuration
 from rl_swarm.runs.validate import Finding
+from rl_swarm.show.steps import Step, unseen
 from rl_swarm.tools.doctor.machine import check_disk, check_home, check_identity, check_libraries, check_memory, check_threads
 from rl_swarm.tools.doctor.store import StoreExam
 
 STORE_SECONDS = 60.0
 
 
-def examine(environment: Mapping[str, str], flags: Mapping[str, str | None], *, workers: int = 1) -> list[Finding]:
+def examine(
+    environment: Mapping[str, str], flags: Mapping[str, str | None], *, workers: int = 1, step: Step = unseen
+) -> list[Finding]:
     """Return all findings, the machine's first; raise ConfigError for a wrong setting, as every command does."""
     config = configuration.load(environment, flags)
     exam = StoreExam(config, environment, flags)
@@ -28,10 +31,12 @@ def examine(environment: Mapping[str, str], flags: Mapping[str, str | None], *, 
         exam.start()  # the store may be slow: libraries are tried meanwhile
     findings = [Finding("python", "ok", f"{sys.version.split()[0]}, {sys.executable}; rl-swarm {__version__}"), *check_libraries()]
     usable = all(finding.status == "ok" for finding in findings)
+    step("looking at the store")
     about_store = exam.findings(STORE_SECONDS)
     config = exam.config  # with the experiment's settings, if there is one
     checkpoint_bytes = None
     if usable:
+        step(f"estimating the memory of {config.model}")
         about_memory, checkpoint_bytes = check_memory(config, workers)
         findings += about_memory
     else:
