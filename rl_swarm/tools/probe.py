@@ -40,6 +40,7 @@ PROMPT_SHARE = 0.4  # of the time, for that
 CPU_TOKENS = 32  # longest completion on a CPU, unless the user says: with more, little would be seen
 FORMAT_REWARD = 0.1  # to recommend
 PLAIN = Way()
+INFORMATIVE = "Informative: completions of one question that got different rewards. Nothing is learnt from the others."
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,10 @@ class ProbeResult:
         lines = [f"skipped {key}: {reason}" for key, reason in self.skipped.items()]
         if self.not_reached:
             lines.append(f"not reached in {self.seconds:.0f} s: {', '.join(self.not_reached)}")
-        lines.append(self.advice)
-        lines += [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
+        lines += [INFORMATIVE, self.advice]
+        if self.settings:
+            lines.append("Before the first node of an experiment starts ('rl-swarm swarm', 'work' or 'coordinate'), paste:")
+            lines.append(f"export {' '.join(f'{name}={shlex.quote(value)}' for name, value in self.settings.items())}")
         tables = [compared, Text(f"The levels, prompted: {self.way.shown}"), table] if self.prompts else [table]
         return Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines))
 

@@ -364,7 +364,11 @@ class TestView:
         assert "gcd default" in text
         assert "skipped bf: takes too long" in text
         assert "not reached in 120 s: lcm" in text
-        assert text.splitlines()[-1] == 'TASKS=\'basic_arithmetic:max_digits=1:operators=["+","-"]\''
+        assert text.splitlines()[-1] == 'export TASKS=\'basic_arithmetic:max_digits=1:operators=["+","-"]\''
+        assert "'rl-swarm swarm', 'work' or 'coordinate'), paste:" in text.splitlines()[-2]
+        assert any(
+            line.startswith("Informative: completions of one question that got different rewards") for line in text.splitlines()
+        )
 
     def test_nothing_found(self) -> None:
         text = self.shown(report_of(("gcd", Tally(8, 0, 64, 40))))
