@@ -54,9 +54,10 @@ def result() -> str:
     split, whole = ours["arm"]["split"], alone["arm"]["split"]
     gain = f"{percent(abs(against['gain']))} {'more' if against['gain'] > 0 else 'less'}"
     return (
-        f"**Over {rounds} rounds, {ours['arm']['nodes']} small models that train on {split['own']} rollouts of their own and "
-        f"{split['external']} of their peers earn {gain} reward than with {whole['own']} of their own** – "
-        f"more on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} – and write {percent(fewer)} fewer tokens."
+        f"**{ours['arm']['nodes']} small models that share earn {gain} reward in {rounds} rounds than {alone['arm']['nodes']} that do "
+        f"not, and write {percent(fewer)} fewer tokens for it.** In each round a model that shares learns from {split['own']} rollouts "
+        f"of its own and {split['external']} of the others, one that does not from {whole['own']} of its own. Sharing was better on "
+        f"{better} of {len(against['seeds'])} seeds (p = {against['p']:.4f})."
     )
 
 
