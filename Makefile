@@ -8,7 +8,7 @@ TRL_READY := $(TRL_VENV)/ready
 GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
-PIP := pip install --disable-pip-version-check --root-user-action=ignore --progress-bar off
+PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
 SHOWN := awk '/^Collecting/ {print \"  \" \$$2; fflush()} /^Installing/ {print \"  installing them\"; fflush()}'
 
 .PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability pictures notebooks readme release-check tour
@@ -23,7 +23,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, $(PYTHON) is older: set PYTHON=python3.12 or the like" >&2; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@echo "Setting up $(VENV); the first time takes a few minutes and 1.5 GB of disk"
-	@bash -o pipefail -c "$(BIN)/python -W ignore::SyntaxWarning -m $(PIP) $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]' | $(SHOWN)"
+	@bash -o pipefail -c "$(BIN)/python -m $(PIP) $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]' | $(SHOWN)"
 	@touch $@
 
 demo: $(READY) ## Train four small models together on this machine, shown live
