@@ -54,10 +54,10 @@ def result() -> str:
     split, whole = ours["arm"]["split"], alone["arm"]["split"]
     gain = f"{percent(abs(against['gain']))} {'more' if against['gain'] > 0 else 'less'}"
     return (
-        f"**{ours['arm']['nodes']} small models that share earn {gain} reward in {rounds} rounds than {alone['arm']['nodes']} that do "
-        f"not, and write {percent(fewer)} fewer tokens for it.** In each round a model that shares learns from {split['own']} rollouts "
-        f"of its own and {split['external']} of the others, one that does not from {whole['own']} of its own. Sharing was better on "
-        f"{better} of {len(against['seeds'])} seeds (p = {against['p']:.4f})."
+        f"**{ours['arm']['nodes']} small models that share earn {gain} reward in {rounds} rounds than {alone['arm']['nodes']} that "
+        f"do not, and write {percent(fewer)} fewer tokens for it.** In each round a model that shares learns from {split['own']} "
+        f"rollouts of its own and {split['external']} of the others, one that does not from {whole['own']} of its own. Sharing was "
+        f"better on {better} of {len(against['seeds'])} seeds (p = {against['p']:.4f})."
     )
 
 
