@@ -21,10 +21,12 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
-from rl_swarm.reproduce.plan import PILOT_SEEDS, Arm, Cell, Split, versions
+from rl_swarm.reproduce.plan import PILOT_SEEDS, PRESETS, Arm, Cell, Split, versions
+from rl_swarm.tasks.spec import TASK_PRESETS
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 NANO = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "TASKS": "easy"}
+LEVELS = f"{TASK_PRESETS['easy']},{PRESETS['nano'].settings['TASKS']}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ STUDIES = {
             )
         ),
     ],
+    # Easy and harder levels of five tasks mixed all the time, or the easy ones in the first third of the rounds and then the harder.
+    "curriculum": [alone("mixed levels", TASKS=LEVELS), alone("easy levels first", TASKS=LEVELS, variant="easy levels first")],
     "own": [alone(f"I {own}", own=own, rounds=rounds) for own, rounds in ((8, 240), (8, 800), (16, 400), (32, 240))],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
     "demo": [
@@ -122,6 +126,7 @@ def varied(name: str, rounds: int) -> Iterator[None]:
 
     from rl_swarm.learning import grpo, trainer
     from rl_swarm.learning.engine.forward import PaddedReader
+    from rl_swarm.tasks import Tasks
 
     class Varied(trainer.Trainer):
         def __init__(self, policy: Any, *arguments: Any, **more: Any) -> None:
@@ -171,7 +176,14 @@ def varied(name: str, rounds: int) -> Iterator[None]:
     def plain_advantages(rewards_G: Any) -> Any:
         return rewards_G - rewards_G.mean()
 
+    def by_level(tasks: Tasks, position: int) -> int:
+        """The first half of the tasks in the first third of 8 questions a round, then the second half."""
+        half = len(tasks.specs) // 2
+        return position % half + (half if position >= 8 * rounds / 3 else 0)
+
     patches = [patch("rl_swarm.node.learner.Trainer", Varied)]
+    if name == "easy levels first":
+        patches.append(patch.object(Tasks, "_choice", by_level))
     if name == "no standard deviation":
         patches.append(patch.object(grpo, "group_advantages", plain_advantages))
     if name.startswith("clip"):
