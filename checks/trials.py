@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rl_swarm.reproduce.plan import PILOT_SEEDS, PRESETS, Arm, Cell, Split, versions
-from rl_swarm.tasks.spec import TASK_PRESETS
+from rl_swarm.tasks.spec import TASK_PRESETS, parse_tasks
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 NANO = {"MODEL_NAME": "nano", "CPU_ONLY": "true", "TASKS": "easy"}
@@ -177,9 +177,10 @@ def varied(name: str, rounds: int) -> Iterator[None]:
         return rewards_G - rewards_G.mean()
 
     def by_level(tasks: Tasks, position: int) -> int:
-        """The first half of the tasks in the first third of 8 questions a round, then the second half."""
-        half = len(tasks.specs) // 2
-        return position % half + (half if position >= 8 * rounds / 3 else 0)
+        """The easy levels in the first third of 8 questions a round, then the others."""
+        easy = {spec.id for spec in parse_tasks(TASK_PRESETS["easy"])}
+        wanted = [number for number, spec in enumerate(tasks.specs) if (spec.id in easy) == (position < 8 * rounds / 3)]
+        return wanted[position % len(wanted)]
 
     patches = [patch("rl_swarm.node.learner.Trainer", Varied)]
     if name == "easy levels first":
