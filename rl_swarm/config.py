@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_swarm.errors import ConfigError
+from rl_swarm.packing import METHODS
 
 T = TypeVar("T")
 Parser = Callable[[str], T]  # raises ValueError with "what is wrong: the remedy"
@@ -204,7 +205,7 @@ class Config:
     keep_mb: float | None = setting("ROLLOUT_KEEP_MB", None, number(0, 1e9, above=True), "megabytes of rollouts to keep")
     archive: bool = setting("ROLLOUT_ARCHIVE_OLD", False, boolean, "archive old rollouts instead of deleting them")
     archive_path: str = setting("ROLLOUT_ARCHIVE_PATH", "archives/", text, "where archived rollouts go")
-    compression: str = setting("ROLLOUT_COMPRESSION", "none", choice("none"), "compression of rollout files")
+    compression: str = setting("ROLLOUT_COMPRESSION", "none", choice(*METHODS), "compression of own rollout files; all are read")
     checkpoint_interval: int = setting("CHECKPOINT_INTERVAL", 10, ROUNDS, "rounds between checkpoints")
     eval_interval: int = setting("EVAL_INTERVAL", 100, ROUNDS_OR_NONE, "rounds between held-out evaluations; 0 for none")
     test_mode: bool = setting("TEST_MODE", False, boolean, "quick check: 3 rounds, I=4, G=4 unless set otherwise")

@@ -14,6 +14,7 @@ from msgspec import Meta
 from rl_swarm.config import MOST_OWN
 from rl_swarm.document import SCHEMA, Count, Label, seal, unseal
 from rl_swarm.errors import BadDocument
+from rl_swarm.packing import unpacked
 
 BUNDLE_BYTES = 8 << 20
 LONGEST_TEXT = 200_000
@@ -170,8 +171,8 @@ def encode(bundle: Bundle) -> bytes:
 
 
 def decode(data: bytes) -> Bundle:
-    """Read a sealed bundle; raise Incomplete or BadDocument."""
-    wire = unseal(data, _Bundle, BUNDLE_BYTES)
+    """Read a sealed bundle, compressed or not; raise Incomplete or BadDocument."""
+    wire = unseal(unpacked(data, BUNDLE_BYTES), _Bundle, BUNDLE_BYTES)
     if wire.questions.keys() != wire.rollouts.keys():
         raise BadDocument("malformed", "questions and rollouts have different slots")
     rollouts = []

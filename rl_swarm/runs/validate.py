@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_swarm.errors import BadDocument, ConfigError, NotFound, StoreError
+from rl_swarm.packing import unpacked
 from rl_swarm.rollout import BUNDLE_BYTES, decode
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import bundle_keys
@@ -287,10 +288,11 @@ class _Checks:
             if self._bytes_left <= 0:
                 return None
             try:
-                data = self.store.get(key, limit=BUNDLE_BYTES)
+                data = unpacked(self.store.get(key, limit=BUNDLE_BYTES), BUNDLE_BYTES)
                 self._bytes_left -= max(len(data), LOOK_BYTES)
                 sizes.update({rollout.id: len(rollout.completions) for rollout in decode(data).rollouts})
             except (NotFound, BadDocument) as error:
+                self._bytes_left -= BUNDLE_BYTES if isinstance(error, BadDocument) else 0  # a bomb, perhaps
                 return _Published(f"{key.rpartition('/')[2]} cannot be read ({error})")
         wrong = "" if keys else "no rollout file"
         return _Published(wrong, len(sizes), frozenset(sizes.values()), frozenset(sizes.keys() & self._used))

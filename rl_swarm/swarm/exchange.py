@@ -24,12 +24,13 @@ from msgspec import Meta
 from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
+from rl_swarm.packing import packed, unpacked
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, encode, is_plain
 from rl_swarm.swarm.choice import File, eligible, in_turn
 from rl_swarm.swarm.layout import node_of_file, slot_of_file
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.peers import NodeName
-from rl_swarm.swarm.quota import CHECKING_SHARE, FILES, LARGE_GROUP, POOL_BYTES, Budget
+from rl_swarm.swarm.quota import CHECKING_SHARE, FILES, LARGE_GROUP, POOL_BYTES, Allowance, Budget
 from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.standing import MOST_PEERS, Standing, Standings
 
@@ -118,7 +119,7 @@ class Exchange:
             rollouts=tuple(rollouts),
         )
         key = self.layout.bundle(first.round, node_id, slot, first.stage)
-        self.publisher.put(key, self.signatures.sign(key, encode(bundle)))
+        self.publisher.put(key, packed(self.signatures.sign(key, encode(bundle)), self.config.compression))
 
     # Gathering
 
@@ -221,8 +222,7 @@ class Exchange:
         allowance.files -= 1
         try:
             data = self._ahead.take(file.key) or self._get(file.key)
-            allowance.bytes -= len(data)
-            bundle = self._open(data, file)
+            bundle = self._open(_unpacked(data, allowance), file)
         except Refused:
             self._set_aside(file, b"", "not_a_file")
         except (NotFound, Incomplete):  # listed, and missing or incomplete for now
@@ -355,3 +355,14 @@ class Exchange:
         self._pool = {name: rollout for name, rollout in self._pool.items() if rollout.round >= kept}
         self._pool_texts = {name: number for name, number in self._pool_texts.items() if number >= kept}
         self._begun = {file: done for file, done in self._begun.items() if file.round >= kept}
+
+
+def _unpacked(data: bytes, allowance: Allowance) -> bytes:
+    """Unpack a file at the expense of its peer's quota, which pays for a bomb, too."""
+    try:
+        plain = unpacked(data, BUNDLE_BYTES)
+    except BadDocument:
+        allowance.bytes -= BUNDLE_BYTES
+        raise
+    allowance.bytes -= len(plain)
+    return plain

@@ -24,6 +24,8 @@ from rl_swarm.document import SMALL_BYTES, body_of, close, unseal
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.extras import install_command
 from rl_swarm.identity import Identity, can_check, signed_by
+from rl_swarm.packing import unpacked
+from rl_swarm.rollout import BUNDLE_BYTES
 from rl_swarm.store import Store
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -118,8 +120,11 @@ class Signatures:
         return False
 
     def reclaims(self, key: str, data: bytes) -> bool:
-        """Whether to insist on an own document: where everybody signs, its name is registered to this node's key."""
-        return self.required and self.mine(key, data)
+        """Whether to insist on an own document, compressed or not: where everybody signs, its name is registered to this node's
+        key."""
+        with contextlib.suppress(BadDocument):
+            return self.required and self.mine(key, unpacked(data, BUNDLE_BYTES))
+        return False
 
     def may_take(self, node_id: str, public: str) -> bool:
         """Whether this node may take a name that another key has signed for: it owned the name before, it may announce rounds, or

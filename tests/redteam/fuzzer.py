@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rl_swarm.document import seal
+from rl_swarm.packing import METHODS, packed
 from rl_swarm.reproduce.plan import Arm, Cell, Split
 from rl_swarm.reproduce.results import CellResult
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
@@ -85,6 +86,13 @@ class Fuzzer:
         for _ in range(self.chance.randint(1, 3)):
             data = self.chance.choice((self._cut, self._flip, self._splice, self._swap_value, self._swap_value, self._nest))(data)
         return self._sealed_again(data) if self.chance.random() < 0.5 else data
+
+    def packed(self, original: bytes, damaged: bytes) -> bytes:
+        """Compress a document, damaged before or after it."""
+        method = self.chance.choice(METHODS[1:])
+        if self.chance.random() < 0.5:
+            return packed(damaged, method)
+        return self.chance.choice((self._cut, self._flip, self._splice))(packed(original, method))
 
     def _cut(self, data: bytes) -> bytes:
         return data[: self.chance.randrange(len(data) + 1)]

@@ -152,6 +152,8 @@ def fuzz(count: int, folder: Path, seed: int) -> Counter[str]:
         key = keys[number % len(keys)]
         original = plain() if key.startswith(LAYOUT.rollouts) and number % 3 == 0 else originals[key]
         data = fuzzer.damage(original)
+        if key.startswith(LAYOUT.rollouts) and number % 2:
+            data = fuzzer.packed(original, data)
         given = Input(key, data, MemoryStore(clock=CLOCK, data=DOCUMENTS | ({key: data} if key in DOCUMENTS else {})), folder)
         try:
             for where, reader in READERS:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_swarm.rollout import decode, encode
+from rl_swarm.packing import METHODS, packed
+from rl_swarm.rollout import BUNDLE_BYTES, decode, encode
 from rl_swarm.runs import validate as validation
 from rl_swarm.runs.validate import Expected, Finding, validate
 from rl_swarm.store.memory import MemoryStore
@@ -43,6 +44,18 @@ def test_of_a_whole_run_nothing_is_beyond_the_limits(store: MemoryStore) -> None
     found = validate(store, LAYOUT, Expected())
     assert details(found, "rollouts") == ["all 36 readable and complete"]
     assert "each found in a peer's file" in details(found, "sharing")[0] and not details(found, "limits")
+
+
+def test_a_compressed_run_is_checked_alike_and_a_bomb_spends_the_limit(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        key = LAYOUT.bundle(number, "w1")
+        store.rewrite(key, packed(store.get(key, limit=BUNDLE_BYTES), METHODS[1 + number % 2]))
+    found = validate(store, LAYOUT, Expected())
+    assert details(found, "rollouts") == ["all 36 readable and complete"] and not details(found, "limits")
+    store.rewrite(LAYOUT.bundle(0, "w1"), packed(bytes(BUNDLE_BYTES + 1), "zstd"))
+    assert "w1.json cannot be read (too_large" in details(validate(store, LAYOUT, Expected()), "rollouts")[0]
+    monkeypatch.setattr(validation, "ROLLOUT_BYTES", BUNDLE_BYTES)
+    assert "and not the rest" in details(validate(store, LAYOUT, Expected()), "limits")[0]
 
 
 def test_a_run_of_another_stage_is_checked_in_that_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rl_swarm.packing import METHODS, packed, unpacked
 from rl_swarm.randomness import stream_seed
-from rl_swarm.rollout import Bundle, Completion, Rollout, encode
+from rl_swarm.rollout import BUNDLE_BYTES, Bundle, Completion, Rollout, encode
 from rl_swarm.store import Store
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange
@@ -83,6 +84,29 @@ def test_peers_read_all_three_frequencies_alike(tmp_path: Path) -> None:
         sender.end_round()
         reader = make(store, tmp_path, node_id="other")
         assert ids(reader.gather(4, 0, 2, random.Random(0))) == {"me/4/0/0", "me/4/0/1"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_peers_read_compressed_files_whatever_they_use_themselves(method: str, tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    sender = make(store, tmp_path, compression=method)
+    for slot in range(4):
+        sender.offer(rollout("me", 4, slot), 0)
+    sender.end_stage()
+    data = store.get(LAYOUT.bundle(4, "me"), limit=BUNDLE_BYTES)
+    assert data.startswith(b"{") == (method == "none") and (method == "none" or len(data) < len(unpacked(data, BUNDLE_BYTES)) / 2)
+    for reader in (make(store, tmp_path, node_id=f"reads-{other}", compression=other) for other in METHODS):
+        assert len(reader.gather(4, 0, 4, random.Random(0))) == 4 and not reader.rejected
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_half_a_compressed_file_is_looked_at_again(method: str, tmp_path: Path) -> None:
+    store, whole = MemoryStore(clock=VirtualClock()), packed(encode(bundle("peer", 4)), method)
+    store.put(LAYOUT.bundle(4, "peer"), whole[: len(whole) // 2])
+    reader = make(store, tmp_path)
+    assert reader.gather(4, 0, 2, random.Random(0)) == [] and not reader.rejected
+    store.rewrite(LAYOUT.bundle(4, "peer"), whole)
+    assert len(reader.gather(4, 0, 2, random.Random(0))) == 2
 
 
 @pytest.mark.parametrize("frequency", ["generation", "stage", "round"])

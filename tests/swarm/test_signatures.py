@@ -19,7 +19,8 @@ from rl_swarm.document import seal
 from rl_swarm.errors import BadDocument, ConfigError
 from rl_swarm.extras import install_command
 from rl_swarm.identity import Identity, allowed_keys, load_identity, signed_by
-from rl_swarm.rollout import decode, encode
+from rl_swarm.packing import METHODS, packed
+from rl_swarm.rollout import BUNDLE_BYTES, decode, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.layout import Layout
@@ -218,6 +219,14 @@ def test_a_book_with_half_a_line_is_read_and_gone_on_with(tmp_path: Path, ours: 
     assert refusal(Signatures(book=book), signed(theirs, "w2"), "w2") is None
     again = Signatures(book=book)
     assert (again.owner("w1"), again.owner("w2")) == (ours.public, theirs.public)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_node_knows_its_own_documents_also_compressed(ours: Identity, theirs: Identity, method: str) -> None:
+    signatures, key = Signatures(ours, required=True), LAYOUT.bundle(0, "w1")
+    assert signatures.reclaims(key, packed(signed(ours, "w1"), method))
+    assert not signatures.reclaims(key, packed(signed(theirs, "w1"), method))
+    assert not signatures.reclaims(key, packed(bytes(BUNDLE_BYTES + 1), method))
 
 
 def test_signatures_may_be_required_and_keys_limited(ours: Identity, theirs: Identity) -> None:
