@@ -3,7 +3,7 @@
 import click
 
 from rl_swarm import __version__
-from rl_swarm.commands import check, look, start, study, use
+from rl_swarm.commands import check, keep, look, start, study, use
 from rl_swarm.commands.group import Commands
 
 GROUPS = {
@@ -11,6 +11,7 @@ GROUPS = {
     "look": (look.status, look.logs, look.report),
     "use": (use.chat, use.ask, use.evaluate, use.export),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
+    "keep": (keep.prune,),
     "study": (study.reproduce, study.analyze),
 }
 
@@ -23,7 +24,7 @@ GROUPS = {
 @click.version_option(__version__, prog_name="rl-swarm")
 def main() -> None:
     """Post-train language models together: nodes share rollouts as text.
-    'rl-swarm COMMAND --help' shows what a command needs, and an example.
+    Usage: rl-swarm COMMAND [OPTIONS]; COMMAND --help shows an example of each.
     """
 
 

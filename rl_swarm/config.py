@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -198,13 +198,17 @@ class Config:
     fetch_seconds: float = setting("ROLLOUT_FETCH_TIMEOUT_SECONDS", 30.0, SECONDS, "most seconds to spend on reading in a round")
     fetch_cache: bool = setting("ROLLOUT_FETCH_CACHE", True, boolean, "remember external rollouts that were read but not used yet")
     cleanup: bool = setting(
-        "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts (like KEEP and ARCHIVE, without effect in this version)"
+        "ROLLOUT_CLEANUP_ENABLED", False, boolean, "remove old rollouts after each round: own ones; a coordinator everyone's"
     )
-    keep_rounds: int = setting("ROLLOUT_KEEP_LAST_N_ROUNDS", 10, ROUNDS, "rounds of rollouts to keep when cleaning up")
-    keep_days: float | None = setting("ROLLOUT_KEEP_DAYS", None, number(0, 36_500, above=True), "days of rollouts to keep")
-    keep_mb: float | None = setting("ROLLOUT_KEEP_MB", None, number(0, 1e9, above=True), "megabytes of rollouts to keep")
+    keep_rounds: int = setting("ROLLOUT_KEEP_LAST_N_ROUNDS", 10, ROUNDS, "rounds of rollouts to keep, if no other limit is set")
+    keep_days: float | None = setting("ROLLOUT_KEEP_DAYS", None, number(0, 36_500, above=True), "days for which rollouts are kept")
+    keep_mb: float | None = setting(
+        "ROLLOUT_KEEP_MB", None, number(0, 1e9, above=True), "megabytes of rollouts to keep, own ones; of a coordinator all"
+    )
     archive: bool = setting("ROLLOUT_ARCHIVE_OLD", False, boolean, "archive old rollouts instead of deleting them")
-    archive_path: str = setting("ROLLOUT_ARCHIVE_PATH", "archives/", text, "where archived rollouts go")
+    archive_path: str = setting(
+        "ROLLOUT_ARCHIVE_PATH", "archives/", text, "where they go: a folder of the shared one, or a path from / on"
+    )
     compression: str = setting("ROLLOUT_COMPRESSION", "none", choice(*METHODS), "compression of own rollout files; all are read")
     checkpoint_interval: int = setting("CHECKPOINT_INTERVAL", 10, ROUNDS, "rounds between checkpoints")
     eval_interval: int = setting("EVAL_INTERVAL", 100, ROUNDS_OR_NONE, "rounds between held-out evaluations; 0 for none")
@@ -252,6 +256,11 @@ class Config:
         """The node id, which must be known by now."""
         require(self, "node_id")
         return str(self.node_id)
+
+    @property
+    def least_kept(self) -> int:
+        """Rounds of rollouts that are never removed: the window, and one more for nodes that are a round behind."""
+        return self.window + 1
 
     @property
     def store_url(self) -> str:
@@ -311,10 +320,14 @@ def load(
             values[field_name] = defaults[field_name]
             sources[field_name] = source
     warnings = [line for variable in environment if (line := old_name(variable))] + _near_misses(environment)
-    if values.get("cleanup"):
-        warnings.append("ROLLOUT_CLEANUP_ENABLED has no effect in this version: nothing is removed or archived")
     config = Config(**values, sources=sources, warnings=tuple(warnings))
     _check_together(config)
+    if config.cleanup and config.keep_rounds < config.least_kept:
+        line = (
+            f"ROLLOUT_KEEP_LAST_N_ROUNDS is {config.keep_rounds}, and {config.least_kept} rounds are kept: nodes read "
+            f"{config.window} rounds (ROLLOUT_WINDOW_ROUNDS), and some may be a round behind"
+        )
+        config = replace(config, warnings=(*warnings, line))
     return config
 
 
@@ -383,11 +396,6 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"NUM_TRAIN_SAMPLES times NUM_GENERATIONS must be at most {MOST_COMPLETIONS:,}, got {config.own_count} times "
             f"{config.group_size}: a round holds all its completions in memory, lower one of the two"
-        )
-    if config.cleanup and config.keep_rounds <= config.window:
-        raise ConfigError(
-            f"ROLLOUT_KEEP_LAST_N_ROUNDS must exceed ROLLOUT_WINDOW_ROUNDS ({config.window}), got {config.keep_rounds}: "
-            "peers still read those rounds"
         )
 
 

@@ -100,9 +100,14 @@ def test_completions_of_a_round_are_bounded_together() -> None:
         load({"NUM_TRAIN_SAMPLES": "257", "NUM_GENERATIONS": "256"})
 
 
-def test_cleaning_up_must_leave_the_window() -> None:
-    with pytest.raises(ConfigError, match="must exceed"):
-        load({"ROLLOUT_CLEANUP_ENABLED": "true", "ROLLOUT_KEEP_LAST_N_ROUNDS": "3"})
+def test_cleaning_up_leaves_the_window_and_says_so() -> None:
+    """The documents' preset with few resources keeps 3 rounds, as many as the default window reads."""
+    documented = {"ROLLOUT_CLEANUP_ENABLED": "true", "ROLLOUT_KEEP_LAST_N_ROUNDS": "3", "ROLLOUT_PUBLISH_FREQUENCY": "round"}
+    [line] = load(documented).warnings
+    assert line.startswith("ROLLOUT_KEEP_LAST_N_ROUNDS is 3, and 4 rounds are kept: nodes read 3 rounds (ROLLOUT_WINDOW_ROUNDS)")
+    assert load(documented).least_kept == 4
+    assert not load(documented | {"ROLLOUT_KEEP_LAST_N_ROUNDS": "4"}).warnings
+    assert not load(documented | {"ROLLOUT_CLEANUP_ENABLED": "false"}).warnings
 
 
 def test_a_near_miss_is_a_warning_with_the_real_name() -> None:

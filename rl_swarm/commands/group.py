@@ -1,5 +1,6 @@
 """How every command behaves: a flag for each setting, a short help with an example, and our own errors as one line."""
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -123,8 +124,12 @@ class Commands(click.Group):
                 raise
             _end(explained(error))
 
+    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write as few lines as possible, so that all commands fit on a screen."""
+        formatter.write(f"{inspect.cleandoc(self.help or '')}\n")
+        self.format_options(context, formatter)
+
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_paragraph()
         for title, commands in self.groups.items():
             for number, each in enumerate(each for each in commands if not each.hidden):
                 formatter.write(f"{'' if number else title:<7}{each.name:<12}{each.get_short_help_str(limit=60)}\n")

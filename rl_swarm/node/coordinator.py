@@ -42,7 +42,7 @@ class Coordinator:
     def __init__(self, settings: Config, member: Membership, journal: Journal, stop: Stop) -> None:
         self.settings = settings
         self.store, self.layout, self.clock, self.signatures = member.store, member.layout, member.clock, member.signatures
-        self.news, self.publisher = member.news, member.publisher
+        self.news, self.publisher, self.retention = member.news, member.publisher, member.retention
         self.journal = journal
         self.stop = stop
         self.rounds = Rounds(self.store, self.layout, settings.max_rounds, self.signatures)
@@ -111,6 +111,7 @@ class Coordinator:
                     "round_opened", f"round {number} is open, workers live: {len(mine.live)}", round=number, live=len(mine.live)
                 )
                 self.journal.progress("round_start", number)
+                self.retention.reached(number)
                 return number
             except BadDocument as error:
                 if not self._may_pass(number, error):

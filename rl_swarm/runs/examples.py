@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rl_swarm.errors import BadDocument, NotFound
 from rl_swarm.rollout import BUNDLE_BYTES, TOLERANCE, Rollout, decode
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, node_of_file
+from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_folder
 from rl_swarm.swarm.rounds import FIRST_STAGE
 from rl_swarm.tasks import PASS, parsed_answer
 from rl_swarm.tasks.styles import bare_answer
@@ -62,9 +62,11 @@ class Example:
 
 
 def bundle_keys(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[str]:
-    """Return the files with a node's rollouts of a stage of a round."""
-    folder = layout.rollouts_of(number, stage)
-    return [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]
+    """Return the files with a node's rollouts of a stage of a round; the archived ones if there are no others."""
+    for folder in (layout.rollouts_of(number, stage), layout.archived_of(number, stage)):
+        if found := [f"{folder}/{name}" for name in store.list(folder) if node_of_file(name) == node_id]:
+            return found
+    return []
 
 
 def published(store: Store, layout: Layout, number: int, stage: int, node_id: str) -> list[Rollout]:
@@ -96,11 +98,21 @@ def pick_pair(rollouts: Sequence[Rollout]) -> tuple[Answered | None, Answered | 
 
 
 def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nodes: Sequence[str]) -> list[Example]:
-    """For each task the first completion of the first round and of the last. Their questions differ, but no model is needed."""
-    if len(numbers) < 2:
+    """For each task the first completion of the first round and of the last. Their questions differ, but no model is needed.
+
+    The first round is the oldest of which rollouts are there or archived.
+    """
+    there = _kept_rounds(store, layout)
+    kept = [number for number in numbers if number in there]
+    if len(kept) < 2:
         return []
-    before, after = (_first_of_task(store, layout, number, nodes) for number in (numbers[0], numbers[-1]))
+    before, after = (_first_of_task(store, layout, number, nodes) for number in (kept[0], kept[-1]))
     return [Example(task, before[task], after[task]) for task in sorted(before.keys() & after.keys())]
+
+
+def _kept_rounds(store: Store, layout: Layout) -> set[int]:
+    names = [*store.list(layout.rollouts), *store.list(layout.archived)]
+    return recognised(round_of_folder, names)
 
 
 def _first_of_task(store: Store, layout: Layout, number: int, nodes: Sequence[str]) -> dict[str, Answered]:

@@ -23,6 +23,7 @@ from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file, round_of_folder
 from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.swarm.removals import removed_before
 from rl_swarm.swarm.rounds import FIRST_STAGE, Rounds, names_at_work, read_reward
 from rl_swarm.text import counted, one_line
 
@@ -73,11 +74,13 @@ class _Checks:
 
     def __init__(self, store: Store, layout: Layout, expected: Expected, founder: str | None) -> None:
         self.store, self.layout, self.expected, self.founder = store, layout, expected, founder
-        newest = Rounds(store, layout, signatures=experiments.reader(store, layout)[1]).survey()
+        signatures = experiments.reader(store, layout)[1]
+        newest = Rounds(store, layout, signatures=signatures).survey()
         named, self.left_out = most_alive(store, layout, names_at_work(store, layout, newest))
         found = {node: read_registration(store, layout, node) for node in named}
         roles = {node: registration.node_role for node, registration in found.items() if registration}
         self.nodes = list(roles)
+        self.removed = removed_before(store, layout, self.nodes, signatures)
         self.unreadable = [node for node in named if node not in roles]
         self.workers = [node for node, role in roles.items() if role == "worker"]
         self.coordinated = "coordinator" in roles.values()
@@ -89,6 +92,7 @@ class _Checks:
         done = [row.round for rows in self.metrics.values() for row in rows]
         self.rounds = expected.rounds or max(done, default=-1) + 1
         self._used = {name for rows in self.metrics.values() for row in rows for name in row.external_ids}
+        self._own_wanted = {(node, row.round, row.stage): row.own_wanted for node, rows in self.metrics.items() for row in rows}
         self._looks: dict[tuple[str, int, int], _Published] = {}
         self._bytes_left, self._unread = ROLLOUT_BYTES, 0
 
@@ -100,6 +104,7 @@ class _Checks:
             self._check_signatures,
             self._check_rollouts,
             self._check_sharing,
+            self._check_retention,
             self._check_limits,
             self._check_logs,
             self._check_strangers,
@@ -171,19 +176,22 @@ class _Checks:
         yield Finding("signatures", "warning" if experiment.key and "not signed" in line else "ok", founder + line)
 
     def _check_rollouts(self) -> Iterator[Finding]:
-        wrong, count = [], 0
+        wrong, count, removed = [], 0, 0
         for node, row in self._rows():
             found = self._rollouts(node, row.round, row.stage)
             if found is None:
                 continue
             count += found.count
             others = found.sizes - {row.group_size} if row.group_size else ()
-            if found.wrong:
+            if found.count < row.own_wanted and self._removable(node, row.round):
+                removed += 1
+            elif found.wrong:
                 wrong.append(f"{node} round {row.round}: {found.wrong}")
             elif row.own_wanted not in (0, found.count) or others:
                 sizes = f"{found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}"
                 wrong.append(f"{node} round {row.round}: {sizes}")
-        yield _verdict("rollouts", wrong, f"all {count} readable and complete")
+        also = f"; those of {removed} rounds of nodes were removed" if removed else ""
+        yield _verdict("rollouts", wrong, f"all {count} readable and complete{also}")
 
     def _check_sharing(self) -> Iterator[Finding]:
         wanted = self.expected.external_count
@@ -207,7 +215,14 @@ class _Checks:
             if len(trained) != len(set(trained)):
                 wrong.append(f"{node} used an external rollout twice")
             wrong += [f"{node} used {name}, which no peer published" for name in names if not self._published(node, name)]
-        yield _verdict("sharing", wrong, f"{sum(map(len, used.values()))} uses, each found in a peer's file")
+        also = ", or in its author's record where that was removed" if any(self.removed.values()) else ""
+        yield _verdict("sharing", wrong, f"{sum(map(len, used.values()))} uses, each found in a peer's file{also}")
+
+    def _check_retention(self) -> Iterator[Finding]:
+        rounds = sorted({number for number in self.removed.values() if number})
+        if rounds:
+            nodes = [node for node, number in self.removed.items() if number and node in self.workers]
+            yield Finding("retention", "ok", f"rollouts of rounds before {rounds[-1]} were removed on purpose: of {_some(nodes)}")
 
     def _check_limits(self) -> Iterator[Finding]:
         if self.too_many:
@@ -264,11 +279,18 @@ class _Checks:
         return sum(len(row.own_ids) for peer, row in self._rows() if peer != node and row.round < last)
 
     def _published(self, node: str, rollout_id: str) -> bool:
-        peer, number, stage, *_ = [*rollout_id.split("/", 3), "", ""]
+        peer, number, stage, slot, *_ = [*rollout_id.split("/", 3), "", "", ""]
         numbers = all(part.isdecimal() and len(part) <= MOST_DIGITS for part in (number, stage))
         known = peer != node and peer in self.nodes and numbers
         found = self._rollouts(peer, int(number), int(stage)) if known else _Published()
-        return found is None or rollout_id in found.used
+        if found is None or rollout_id in found.used:
+            return True
+        own_wanted = self._own_wanted.get((peer, int(number), int(stage)), 0) if known else 0
+        return known and self._removable(peer, int(number)) and slot.isdecimal() and int(slot) < own_wanted
+
+    def _removable(self, node: str, number: int) -> bool:
+        """Whether this node's rollouts of a round may have been removed on purpose."""
+        return number < self.removed.get(node, 0)
 
     def _rollouts(self, node: str, number: int, stage: int) -> _Published | None:
         """Describe a node's rollouts of a stage of a round; None if the limit of bytes was reached."""
@@ -293,6 +315,8 @@ class _Checks:
                 sizes.update({rollout.id: len(rollout.completions) for rollout in decode(data).rollouts})
             except (NotFound, BadDocument) as error:
                 self._bytes_left -= BUNDLE_BYTES if isinstance(error, BadDocument) else 0  # a bomb, perhaps
+                if self._removable(node, number):  # just being removed, or half a file in the archive
+                    continue
                 return _Published(f"{key.rpartition('/')[2]} cannot be read ({error})")
         wrong = "" if keys else "no rollout file"
         return _Published(wrong, len(sizes), frozenset(sizes.values()), frozenset(sizes.keys() & self._used))

@@ -5,6 +5,7 @@ A key is a relative path of plain names joined by '/'. Callers may rely on this 
 - `put` writes a document once. It returns False, and changes nothing, if the key exists.
 - `get` returns the document or part of it (documents check themselves), or raises NotFound, which means "not yet".
 - `list` names what lies directly below a folder, folders with a trailing '/'. It may lag, repeat or omit.
+- `size` is the number of bytes of a key, as far as they are there.
 - `rewrite` replaces a key; nothing that matters relies on it.
 - `append` adds whole lines to a key; call it only where the backend is `appendable`.
 - A name that can never be used (a link, a pipe, a folder, no permission, too large) raises Refused; other names work.
@@ -111,6 +112,14 @@ class Store(ABC):
             raise
         self._count("bytes_in", path.stat().st_size)
 
+    def size(self, key: str) -> int:
+        """The bytes of a key; raise NotFound if there is none."""
+        return self._try("get", key, lambda: self._size(key))
+
+    def remove_folder(self, key: str) -> None:
+        """Remove a folder if it is empty, where a backend has folders. Errors are ignored: an empty folder does no harm."""
+        return
+
     def delete(self, key: str) -> None:
         """Remove a key; a missing one is fine."""
         self._try("delete", key, lambda: self._delete(key))
@@ -180,6 +189,9 @@ class Store(ABC):
 
     @abstractmethod
     def _get(self, key: str, limit: int, offset: int) -> bytes: ...
+
+    @abstractmethod
+    def _size(self, key: str) -> int: ...
 
     @abstractmethod
     def _list(self, folder: str) -> Names: ...

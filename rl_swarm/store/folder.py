@@ -92,7 +92,6 @@ class FolderStore(Store):
             return str(error) if isinstance(error, Refused) else ""
 
     def remove_folder(self, key: str) -> None:
-        """Remove a folder if it is empty."""
         folders, name = _split(key)
         with contextlib.suppress(OSError), open_folder(self.root, folders) as folder:
             folder.remove_folder(name)
@@ -159,6 +158,10 @@ class FolderStore(Store):
             if offset:
                 file.seek(offset if offset > 0 else max(0, os.fstat(file.fileno()).st_size + offset))
             return file.read(limit + 1)
+
+    def _size(self, key: str) -> int:
+        with self._opened(key) as (folder, name):
+            return folder.size(name)
 
     def _list(self, folder: str) -> list[str]:
         try:

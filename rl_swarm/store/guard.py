@@ -95,6 +95,13 @@ class Folder:
             return False
         return True
 
+    def size(self, name: str) -> int:
+        """The size of a regular file."""
+        found = os.stat(name, dir_fd=self._handle, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EISDIR, "it is no regular file")
+        return found.st_size
+
     def reading(self, name: str) -> BinaryIO:
         return os.fdopen(self._open(name, os.O_RDONLY), "rb")
 

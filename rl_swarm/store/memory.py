@@ -1,5 +1,6 @@
 """A store inside one process, for tests, simulations and swarms whose nodes share a process."""
 
+import sys
 import threading
 
 from rl_swarm.clock import Clock
@@ -36,6 +37,9 @@ class MemoryStore(Store):
         except KeyError:
             raise NotFound(key) from None
         return data[offset:][: limit + 1]
+
+    def _size(self, key: str) -> int:
+        return len(self._get(key, sys.maxsize - 1, 0))
 
     def _list(self, folder: str) -> list[str]:
         prefix = folder.rstrip("/") + "/"

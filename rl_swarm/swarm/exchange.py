@@ -218,7 +218,7 @@ class Exchange:
 
     def _look_into(self, file: File, budget: Budget) -> bool:
         """Read one file; True if the read brought something to judge."""
-        allowance = budget.of_peer[file.node_id]
+        allowance, data = budget.of_peer[file.node_id], bytes(1)
         allowance.files -= 1
         try:
             data = self._ahead.take(file.key) or self._get(file.key)
@@ -226,8 +226,9 @@ class Exchange:
         except Refused:
             self._set_aside(file, b"", "not_a_file")
         except (NotFound, Incomplete):  # listed, and missing or incomplete for now
-            allowance.unready -= 1
-            self._waiting.add(file)
+            if data != b"":  # an empty one is not there yet, or just being removed: neither is its author's fault
+                allowance.unready -= 1
+                self._waiting.add(file)
             return False
         except BadDocument as error:
             self._set_aside(file, data, error.reason)

@@ -7,11 +7,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 EXPERIMENTS = "experiments"
+ARCHIVES = "archives"  # the default of ROLLOUT_ARCHIVE_PATH
 JOURNALS = ("metrics.jsonl", "training_events.jsonl", "stdout.log", "stderr.log")
 
 # ASCII only: \d would also match the digits of other scripts, and such a name is no key.
 _ROUND_FILE = re.compile(r"round_([0-9]{1,15})\.json")
 _ROUND_FOLDER = re.compile(r"round_([0-9]{1,15})/")
+_STAGE_FOLDER = re.compile(r"stage_([0-9]{1,6})/")
 _NODE_FILE = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}?)(?:\.([0-9]{1,6}))?\.json")
 _CHECKPOINT_FILE = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.pt")
 _SEQUENCE_FILE = re.compile(r"([0-9]{1,15})\.json[l]?")
@@ -32,6 +34,8 @@ class Layout:
         self.rollouts = f"{root}/rollouts"
         self.checkpoints = f"{root}/checkpoints"
         self.logs = f"{root}/logs"
+        self.removals = f"{root}/retention"
+        self.archived = f"{ARCHIVES}/{experiment_name}/rollouts"  # unless ROLLOUT_ARCHIVE_PATH names another place
 
     def report(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -54,12 +58,25 @@ class Layout:
     def reward(self, number: int, node_id: str, stage: int = 0) -> str:
         return f"{self.rewards_of(number, stage)}/{node_id}.json"
 
+    def rollouts_of_round(self, number: int) -> str:
+        return f"{self.rollouts}/round_{number}"
+
     def rollouts_of(self, number: int, stage: int = 0) -> str:
-        return f"{self.rollouts}/round_{number}/stage_{stage}"
+        return f"{self.rollouts_of_round(number)}/stage_{stage}"
+
+    def archived_of(self, number: int, stage: int = 0) -> str:
+        return f"{self.archived}/round_{number}/stage_{stage}"
 
     def bundle(self, number: int, node_id: str, slot: int | None = None, stage: int = 0) -> str:
         name = node_id if slot is None else f"{node_id}.{slot}"
         return f"{self.rollouts_of(number, stage)}/{name}.json"
+
+    def removals_of(self, node_id: str) -> str:
+        return f"{self.removals}/{node_id}"
+
+    def removal(self, node_id: str, before: int) -> str:
+        """The document that says which rollouts a node has removed."""
+        return f"{self.removals_of(node_id)}/round_{before:06d}.json"
 
     def checkpoint_folder(self, number: int) -> str:
         return f"{self.checkpoints}/round_{number}"
@@ -105,13 +122,18 @@ def recognised(meaning: Callable[[str], T | None], names: Iterable[str]) -> set[
 
 
 def round_of_file(name: str) -> int | None:
-    """The round that a name in `state/` announces."""
+    """The round that a name in `state/` announces, or before which a name in `retention/…` says that rollouts were removed."""
     return _number(_ROUND_FILE, name)
 
 
 def round_of_folder(name: str) -> int | None:
     """The round of a folder in `rewards/`, `rollouts/` or `checkpoints/`."""
     return _number(_ROUND_FOLDER, name)
+
+
+def stage_of_folder(name: str) -> int | None:
+    """The stage of a folder in `rewards/round_N/` or `rollouts/round_N/`."""
+    return _number(_STAGE_FOLDER, name)
 
 
 def sequence_of_file(name: str) -> int | None:

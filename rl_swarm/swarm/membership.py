@@ -20,6 +20,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import BEAT_SHARE, Pulse, Registration, register
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.retention import Retention, retention_of
 from rl_swarm.swarm.signatures import Signatures
 
 
@@ -35,6 +36,7 @@ class Membership:
     copies: Copies
     news: Newsbox
     session: str  # of this process
+    retention: Retention
 
     def share(self, key: str, data: bytes) -> None:
         """Put a small document under a key that may exist already."""
@@ -69,7 +71,7 @@ def enter(
     background: bool = True,
 ) -> Membership:
     """Register the node; from then on publish the spool in `folder`, copy the journals below `record`, and send heartbeats that
-    say what the node is `doing`."""
+    say what the node is `doing`. Also removes old rollouts, if the settings ask for it."""
     node_id, layout = config.node, Layout(experiment.experiment)
     if config.require_signatures:
         require_library("SWARM_REQUIRE_SIGNATURES")
@@ -91,6 +93,7 @@ def enter(
     pulse = Pulse(store, layout, node_id, clock, session, partial(news.add, "name_in_use"), signatures)
     refused = partial(news.add, "refused")
     copies = Copies(record, layout.journals(node_id), store, folder / "copied", clock, refused)
+    retention = retention_of(config, store, layout, clock, signatures, news.add)
     publisher = Publisher(
         store,
         folder / "spool",
@@ -100,7 +103,8 @@ def enter(
         background=background,
         mine=signatures.reclaims,
         copy=copies.bring,
+        clean=retention.clean,
         tell=refused,
         confirm=partial(check_current, store, layout, experiment),
     )
-    return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news, session)
+    return Membership(store, layout, node_id, experiment, clock, signatures, publisher, copies, news, session, retention)

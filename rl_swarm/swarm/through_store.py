@@ -63,6 +63,7 @@ class StoreSwarm(Swarm):
         key = member.layout.reward(number, member.node_id, stage)
         member.publisher.put(key, member.signatures.sign(key, seal(document)))
         self.exchange.end_round()
+        member.retention.reached(number)
 
     def news(self) -> list[News]:
         self.member.publisher.check()

@@ -52,6 +52,6 @@ def test_the_commands_are_grouped_by_what_one_wants_to_do(capsys: pytest.Capture
     text = shown(capsys, "--help")
     rows = re.findall(r"^(\w+| {5,7}) +(\w+)  +(\S.*)$", text, re.MULTILINE)
     assert [row[1] for row in rows] == [each.name for group in GROUPS.values() for each in group if not each.hidden]
-    assert [row[0].strip() for row in rows if row[0].strip()] == list(GROUPS) == ["start", "look", "use", "check", "study"]
+    assert [row[0].strip() for row in rows if row[0].strip()] == list(GROUPS) == ["start", "look", "use", "check", "keep", "study"]
     assert not any(row[2].endswith("...") for row in rows), "the first sentence of a command's help is short"
     assert {each.name for group in GROUPS.values() for each in group} == set(COMMANDS)

@@ -20,6 +20,7 @@ from rl_swarm.runs.record import Round
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Heartbeat, Registration
+from rl_swarm.swarm.removals import Removal
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward
 from tests.support.standins import TASKS_VERSION, make_question
 
@@ -60,6 +61,7 @@ DOCUMENTS: dict[str, bytes] = {
     LAYOUT.heartbeat("w1", 2): seal(Heartbeat("w1", 2, 1.0, "training", 3)),
     LAYOUT.reward(3, "w1"): seal(Reward("w1", 3, 0.5, 8, 1.0)),
     LAYOUT.bundle(3, "w1"): bundle(),
+    LAYOUT.removal("w1", 2): seal(Removal("w1", 2, True, False, 1.0)),
     LAYOUT.log("w1", "metrics.jsonl"): b"".join(json.dumps(METRICS | {"round": number}).encode() + b"\n" for number in range(3)),
     LAYOUT.log("w1", "training_events.jsonl"): b"".join(json.dumps(event).encode() + b"\n" for event in EVENTS),
     LAYOUT.log("w1", "system_info.json"): b'{"rl_swarm": "0.1", "python": "3.11"}\n',

@@ -39,7 +39,9 @@ from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import node_of_checkpoint, node_of_file, round_of_file, round_of_folder, sequence_of_file
 from rl_swarm.swarm.peers import Heartbeat, Registration, newest_heartbeat, read_heartbeat, read_registration, registered
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.removals import removed_before
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, read_reward, submitted
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.text import visible
 from tests.learning.test_checkpoint import write_archive
 from tests.learning.test_trainer import scored
@@ -130,6 +132,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.rollouts, gather),
     (LAYOUT.rollouts, lambda given: published(given.store, LAYOUT, 3, 0, "w1")),
     (LAYOUT.rollouts, lambda given: published_examples(given.store, LAYOUT, [3, 3], ["w1"])),
+    (LAYOUT.removals, lambda given: removed_before(given.store, LAYOUT, ["w1"], Signatures())),
     ("/logs/", lambda given: metrics(given.store, LAYOUT, "w1")),
     ("/logs/", lambda given: progress.events(given.store, LAYOUT, "w1")),
     ("metrics.jsonl", follow),

@@ -1,16 +1,22 @@
 """Checking a run in a folder where anybody may write: time and memory stay bounded."""
 
+import re
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rl_swarm.config import Config
 from rl_swarm.packing import METHODS, packed
 from rl_swarm.rollout import BUNDLE_BYTES, decode, encode
+from rl_swarm.runs import progress
 from rl_swarm.runs import validate as validation
+from rl_swarm.runs.examples import published_examples
 from rl_swarm.runs.validate import Expected, Finding, validate
 from rl_swarm.store.memory import MemoryStore
+from rl_swarm.swarm.retention import retention_of
+from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 from tests.support.sample_run import LAYOUT, SampleRun
 
@@ -56,6 +62,60 @@ def test_a_compressed_run_is_checked_alike_and_a_bomb_spends_the_limit(store: Me
     assert "w1.json cannot be read (too_large" in details(validate(store, LAYOUT, Expected()), "rollouts")[0]
     monkeypatch.setattr(validation, "ROLLOUT_BYTES", BUNDLE_BYTES)
     assert "and not the rest" in details(validate(store, LAYOUT, Expected()), "limits")[0]
+
+
+def failed(findings: list[Finding]) -> list[Finding]:
+    """Findings of the sample run that should not be there; nobody announces its rounds."""
+    return [finding for finding in findings if finding.status == "failed" and finding.check != "rounds"]
+
+
+def pruned(store: MemoryStore, by: str = "boss", archive: bool = False) -> None:
+    """Remove all but the last four rounds: everyone's, or a worker's own."""
+    role = "coordinator" if by == "boss" else "worker"
+    config = Config(cleanup=True, keep_rounds=1, archive=archive, node_id=by, role=role)
+    retention = retention_of(config, store, LAYOUT, store.clock, Signatures(), lambda *event, **details: None)
+    retention.reached(5)
+    assert retention.clean().files
+
+
+def test_rollouts_that_retention_removed_are_not_missing(store: MemoryStore) -> None:
+    before = details(validate(store, LAYOUT, Expected()), "sharing")[0]
+    pruned(store)
+    found = validate(store, LAYOUT, Expected())
+    assert not failed(found)
+    assert details(found, "rollouts") == ["all 24 readable and complete; those of 6 rounds of nodes were removed"]
+    assert details(found, "sharing") == [f"{before}, or in its author's record where that was removed"]
+    assert details(found, "retention") == ["rollouts of rounds before 2 were removed on purpose: of w1, w2, w3"]
+
+
+def test_rollouts_that_are_lost_are_missing_also_beside_removed_ones(store: MemoryStore) -> None:
+    pruned(store, "w1")
+    assert not failed(validate(store, LAYOUT, Expected()))
+    store.delete(LAYOUT.bundle(1, "w2"))
+    store.delete(LAYOUT.bundle(4, "w1"))
+    wrong = details(validate(store, LAYOUT, Expected()), "rollouts")
+    assert wrong == ["w1 round 4: no rollout file, w2 round 1: no rollout file"], "nobody has removed these on purpose"
+
+
+def test_a_use_of_a_removed_rollout_that_its_author_never_recorded_is_found(store: MemoryStore) -> None:
+    pruned(store)
+    rows = "\n".join(progress.lines(store, METRICS))
+    used = next(re.finditer(r'"(w[23]/[01]/0)/[01]"', rows[rows.index("external_ids") :]))
+    replace_journal(store, METRICS, rows.replace(used[0], f'"{used[1]}/7"'))
+    assert f"w1 used {used[1]}/7, which no peer published" in details(validate(store, LAYOUT, Expected()), "sharing")[0]
+
+
+def test_archived_rollouts_are_checked_and_shown_where_they_are(store: MemoryStore) -> None:
+    examples = published_examples(store, LAYOUT, range(6), ["w1", "w2", "w3"])
+    pruned(store, archive=True)
+    found = validate(store, LAYOUT, Expected())
+    assert not failed(found) and details(found, "rollouts") == ["all 36 readable and complete"]
+    assert published_examples(store, LAYOUT, range(6), ["w1", "w2", "w3"]) == examples
+    for key in [key for key in store._data if key.startswith("archives/")]:
+        store.delete(key)
+    assert not failed(validate(store, LAYOUT, Expected()))
+    [example] = published_examples(store, LAYOUT, range(6), ["w1", "w2", "w3"])
+    assert example.before.by == "w1, round 2", "the oldest that is there, by its own number"
 
 
 def test_a_run_of_another_stage_is_checked_in_that_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ tells no lie without counting it: who judges what a node did must know what the 
 import errno
 import os
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -71,6 +72,7 @@ class File:
     created: float
     shown: float  # when others see it
     versions: list[tuple[float, bytes]] = field(default_factory=list)
+    removed: float = float("inf")
 
     def seen_by(self, machine: str, moment: float) -> bool:
         return self.created <= moment and (self.writer == machine or self.shown <= moment)
@@ -89,9 +91,11 @@ class Cloud:
         self.folders: dict[str, dict[str, list[File]]] = {}  # folder → name directly below → files there
         self.told: Counter[str] = Counter()
         self.deleted: list[tuple[float, str, str]] = []
+        self.beats: list[File] = []  # every heartbeat
 
     def create(self, file: File) -> None:
         self.files.setdefault(file.key, []).append(file)
+        self.beats += [file] if "/peers/" in file.key else []
         parts = file.key.split("/")
         for depth in range(1, len(parts)):
             name = parts[depth] + "/" * (depth < len(parts) - 1)
@@ -192,6 +196,9 @@ class DriveFromHell(Store):
             data = data[: self.chance.randrange(len(data))]
         return data[offset:][: limit + 1]
 
+    def _size(self, key: str) -> int:
+        return len(self._get(key, sys.maxsize - 1, 0))
+
     def _list(self, folder: str) -> list[str]:
         self._arrive()
         moment = self.clock.monotonic()
@@ -215,8 +222,12 @@ class DriveFromHell(Store):
     def _delete(self, key: str) -> None:
         self._arrive()
         for file in self.cloud.find(key, self.machine, self.clock.monotonic()):
-            self.cloud.remove(file)
             self.cloud.deleted.append((self.clock.monotonic(), self.machine, key))
+            file.removed = self.clock.monotonic()
+            file.versions.append((self.clock.monotonic(), b""))
+            self._pause()  # killed here, a process leaves an empty file
+            if file in self.cloud.files[key]:
+                self.cloud.remove(file)
 
     # The habits
 

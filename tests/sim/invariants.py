@@ -15,7 +15,8 @@ was told: a gather that was lied to may come back short, one that was not may no
                 first worker took
     resumed     a node that comes back is what its newest checkpoint says it was
     achieved    the journal says exactly what was trained on
-    retention   nothing is removed that a window still needs
+    retention   nothing is removed that the window of a node which is alive still needs; a document says which rounds may be gone;
+                only authors and coordinators remove; what is to be archived is in the archive, whole and in its place
     chance      randomness is keyed on seed, node and round: the same again after a restart, another everywhere else
     outcome     'complete' means that the last round was done; a bug of our own ends the process
 """
@@ -34,8 +35,9 @@ from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.worker import Worker
 from rl_swarm.rollout import Rollout, decode
 from rl_swarm.runs.record import Round
-from rl_swarm.swarm.layout import Layout, node_of_file, round_of_file
+from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_file
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
+from rl_swarm.swarm.retention import SILENT_INTERVALS
 from rl_swarm.swarm.rounds import Announcement, Reward
 from tests.sim.baton import Baton
 from tests.sim.drive_from_hell import Cloud, DriveFromHell
@@ -99,6 +101,9 @@ class Witness:
         self.weights: dict[str, Any] = {}  # node → the trainer of its newest life
         self.played: list[tuple[float, str, int]] = []  # when who began which round
         self._doomed: set[str] = set()
+        self._looks: list[
+            tuple[float, str, bool]
+        ] = []  # when who looked for what may be removed, and whether it was told the truth
         self._chance: dict[tuple[str, str, int], int] = {}
         self._rollouts: dict[bytes, list[str]] = {}
 
@@ -121,6 +126,7 @@ class Witness:
         _wrap(worker.policy, "answer", lambda answer, *rest: self._sampling(life, answer, *rest))
         _wrap(worker.swarm.member.publisher, "put", lambda put, name, data: self._putting(life, put, name, data))
         _wrap(worker.journal, "round_done", lambda done, row: self._recording(life, worker, done, row))
+        _wrap(worker.swarm.member.retention, "removable", lambda look, newest: self._looking_for_old(life, store, look, newest))
         _wrap(worker.swarm.pace, "following", lambda following, *rest: self._following(life, worker, following, *rest))
 
     def _playing(self, life: Life, worker: Worker, play: Callable[[int], None], number: int) -> None:
@@ -253,6 +259,14 @@ class Witness:
                 self.check("rounds", number == life.playing, life.node_id, f"{name} was published in round {life.playing}")
                 self.check("rounds", node_of_file(name.rpartition("/")[2]) == life.node_id, life.node_id, f"it published {name}")
 
+    def _looking_for_old(self, life: Life, store: DriveFromHell, look: Callable[[int], list[int]], newest: int) -> list[int]:
+        lies = store.lies
+        rounds = look(newest)
+        self._looks.append((self.baton.now, life.node_id, store.lies == lies))
+        kept = [number for number in rounds if number > newest - max(2, self.scenario.window + 1, self.scenario.keep)]
+        self.check("retention", not kept, life.node_id, f"it would remove {kept[:3]} in round {newest}")
+        return rounds
+
     def _recording(self, life: Life, worker: Worker, done: Callable[[Round], None], row: Round) -> None:
         batch: list[str] = worker.trainer.batches[-1]  # type: ignore[attr-defined]
         self.check("achieved", [*row.own_ids, *row.external_ids] == batch, life.node_id, f"round {row.round}: ids differ")
@@ -285,6 +299,7 @@ class Witness:
     def watch_coordinator(self, coordinator: Coordinator, store: DriveFromHell, number: int) -> None:
         life = Life(coordinator.settings.node_id, number, born=self.baton.now)
         self.lives.setdefault(life.node_id, []).append(life)
+        _wrap(coordinator.retention, "removable", lambda look, newest: self._looking_for_old(life, store, look, newest))
         _wrap(coordinator, "_begin", lambda begin: self._beginning(life, store, begin))
         _wrap(coordinator, "_announce", lambda announce, wanted: self._announcing(life, coordinator, announce, wanted))
         _wrap(coordinator, "_keep_open", lambda keep_open, number: self._keeping_open(life, keep_open, number))
@@ -415,10 +430,29 @@ class Witness:
             self._judge_weights()
 
     def _judge_documents(self, truth: dict[str, list[bytes]]) -> None:
-        removed = {name for _, _, name in self.cloud.deleted}  # for `retention` to judge
+        removed = {name for _, _, name in self.cloud.deleted}
         for name, versions in self.handed_over.items():
+            archived = truth.get(name.replace("experiments/", "archives/", 1), [])
             if name not in removed:
                 self.check("handed_over", bool(versions & set(truth.get(name, ()))), "the store", f"{name} is lost")
+            elif self.scenario.archive and name.startswith(f"{self.layout.rollouts}/"):
+                kept = [*archived, *truth.get(name, ()), *self._renamed(name, truth)]
+                self.check("retention", bool(versions & set(kept)), "the store", f"{name} is neither there nor archived")
+        for name in (name for name in truth if name.startswith("archives/")):
+            placed = name.replace("archives/", "experiments/", 1)
+            depth = placed.count("/") == self.layout.bundle(0, "w0").count("/")
+            self.check("retention", self.scenario.archive and depth, "the store", f"{name} should not be there")
+
+    def _renamed(self, name: str, truth: dict[str, list[bytes]]) -> list[bytes]:
+        """Archived files of the same node and round: a half file of a killed process may have taken the usual name."""
+        folder, _, file = name.replace("experiments/", "archives/", 1).rpartition("/")
+        node_id = node_of_file(file)
+        return [
+            data
+            for other, datas in truth.items()
+            if other.startswith(f"{folder}/") and node_of_file(other.rpartition("/")[2]) == node_id
+            for data in datas
+        ]
 
     def _judge_rewards(self, truth: dict[str, list[bytes]]) -> None:
         kept = {name: datas for name, datas in truth.items() if name.startswith(f"{self.layout.rewards}/")}
@@ -449,16 +483,36 @@ class Witness:
                 self.check("rewards", not invented, "the store", f"{name} counts rewards of {invented} that nobody submitted")
 
     def _judge_deletions(self) -> None:
-        """Rewards and announcements stay; a rollout may go when nobody can come to a round whose window has it."""
+        """Rewards and announcements stay; a rollout may go when nobody who is heard of can come to a round whose window has it."""
         for moment, node_id, name in self.cloud.deleted:
             if name.startswith((f"{self.layout.rewards}/", f"{self.layout.states}/")):
                 self.check("retention", False, node_id, f"{name} was removed at {moment:.0f} s")
             elif name.startswith(f"{self.layout.rollouts}/"):
                 number = int(name.split("/round_")[1].split("/")[0])
                 needed = [who for who in self.played if who[0] >= moment and 0 <= who[2] - number < self.scenario.window]
+                needed = (
+                    [who for who in needed if self._heard_of(node_id, who[1], moment)] if self._told_true(node_id, moment) else []
+                )
                 self.check("retention", not needed, node_id, f"{name} was removed at {moment:.0f} s, {needed[:1]} needs it")
+                noted = recognised(round_of_file, self._names(self.layout.removals_of(node_id)))
+                self.check("retention", number < max(noted, default=0), node_id, f"nothing says that {name} was removed")
+                author = node_of_file(name.rpartition("/")[2])
+                self.check("retention", node_id == author or node_id in self.scenario.coordinators, node_id, f"it removed {name}")
             else:
                 self.checks["retention"] += 1
+
+    def _names(self, folder: str) -> list[str]:
+        return [name for name, files in self.cloud.folders.get(folder, {}).items() if files]
+
+    def _heard_of(self, machine: str, node_id: str, moment: float) -> bool:
+        """Whether the mount of a machine had a new heartbeat of a node in the time after which a silent one no longer counts."""
+        began = moment - SILENT_INTERVALS * self.interval
+        beats = [file for file in self.cloud.beats if file.key.startswith(f"{self.layout.heartbeats(node_id)}/")]
+        return any(began < file.shown <= moment and file.shown < file.removed for file in beats)
+
+    def _told_true(self, machine: str, moment: float) -> bool:
+        """Whether the last look for what may be removed, before this moment, was told no lie."""
+        return next((honest for at, who, honest in reversed(self._looks) if who == machine and at <= moment), True)
 
     def _judge_journals(self, store: DriveFromHell) -> None:
         """One row a round, and every row of a process that was not killed; what that process said last counts."""

@@ -20,10 +20,13 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.runs.measures import batch_figures
 from rl_swarm.store.base import Store
 from rl_swarm.swarm import pace as pace_module
+from rl_swarm.swarm import retention as retention_module
+from rl_swarm.swarm.archive import Archive
 from rl_swarm.swarm.attendance import Attendance
 from rl_swarm.swarm.exchange import Exchange
 from rl_swarm.swarm.pace import Pace
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.retention import Policy, Retention
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
 from rl_swarm.swarm.through_store import StoreSwarm
 
@@ -220,6 +223,26 @@ def retention_too_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "play", play)
 
 
+def those_behind_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retention, "_needs", lambda self, *node: False)
+
+
+def window_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "policy_of", lambda config: Policy(1, None, None, config.window, 1))
+
+
+def archived_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: Archive, key: str, data: bytes) -> bool:
+        self.store.put(self.place(key), data)
+        return True
+
+    monkeypatch.setattr(Archive, "keep", keep)
+
+
+def removed_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retention, "_note", lambda self, before: None)
+
+
 def rows_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     original = StoreSwarm.submit
 
@@ -295,6 +318,12 @@ MUTATIONS = [
         57,
     ),
     Mutation("retention_too_eager", "rollouts are removed a round later", retention_too_eager, frozenset({"retention"}), 56),
+    Mutation(
+        "those_behind_forgotten", "rollouts that slower nodes read are removed", those_behind_forgotten, frozenset({"retention"}), 5
+    ),
+    Mutation("window_removed", "rounds of the window are removed", window_removed, frozenset({"retention"}), 5),
+    Mutation("archived_unread", "a file is removed without a look at its copy", archived_unread, frozenset({"retention"}), 16),
+    Mutation("removed_unsaid", "rollouts are removed and no document says so", removed_unsaid, frozenset({"retention"}), 5),
     Mutation("submitted_twice", "a reward is submitted under two names", rows_written_twice, frozenset({"rounds", "rewards"}), 57),
     Mutation("beyond_the_last", "rounds are announced beyond the last", rounds_beyond_the_last, frozenset({"rounds"}), 1),
 ]

@@ -82,6 +82,9 @@ class Scenario:
     storms: tuple[tuple[str, Storm], ...]
     joins: tuple[tuple[str, float], ...]
     loads: tuple[tuple[str, float], ...]
+    cleaners: tuple[str, ...]  # nodes that remove old rollouts
+    keep: int
+    archive: bool
     faults: tuple[Fault, ...]
 
     @property
@@ -104,6 +107,7 @@ def draw(seed: int) -> Scenario:
     coordinators = tuple(f"boss{number}" for number in range(boss_count)) if size > 1 else ()
     duration = rounds * 15.0
     temper, storms = _weather(chance, workers + coordinators, duration)
+    cleaners, keep, archive = _retention(random.Random(stream_seed("retention", seed)), workers, coordinators)
     late = [(node, chance.random() * duration * 0.6) for node in workers[1:] + coordinators if chance.random() < 0.25]
     return Scenario(
         seed=seed,
@@ -124,6 +128,9 @@ def draw(seed: int) -> Scenario:
         joins=tuple((node, dict(late).get(node, chance.random() * 3.0)) for node in workers + coordinators),
         faults=_faults(chance, workers, coordinators, duration),
         loads=_loads(random.Random(stream_seed("loads", seed)), workers),
+        cleaners=cleaners,
+        keep=keep,
+        archive=archive,
     )
 
 
@@ -162,6 +169,12 @@ def _weather(chance: random.Random, nodes: Sequence[str], duration: float) -> tu
 def _loads(chance: random.Random, workers: Sequence[str]) -> tuple[tuple[str, float], ...]:
     """Some workers take long to load their model."""
     return tuple((node, chance.random() * (LONGEST_LOAD if chance.random() < 0.3 else 2.0)) for node in workers)
+
+
+def _retention(chance: random.Random, workers: tuple[str, ...], coordinators: tuple[str, ...]) -> tuple[tuple[str, ...], int, bool]:
+    """Who removes old rollouts (nobody, all nodes, the coordinators, the workers), how many rounds stay, and whether to archive."""
+    cleaners = chance.choice([(), workers + coordinators, workers + coordinators, coordinators, workers])
+    return cleaners, chance.randint(1, 5), chance.random() < 0.5
 
 
 def _faults(chance: random.Random, workers: Sequence[str], coordinators: Sequence[str], duration: float) -> tuple[Fault, ...]:
@@ -338,7 +351,7 @@ class Simulation:
         local = LocalFolder(node_id, machine.folder, cast(Any, None))
         local.path.mkdir(parents=True, exist_ok=True)
         journal = Journal(local.record, LAYOUT, node_id, clock, console=None)
-        config = replace(self._base, node_id=node_id, role=machine.role)
+        config = replace(self._base, node_id=node_id, role=machine.role, cleanup=node_id in self.scenario.cleaners)
         machine.stop = Stop()
         while True:
             try:
@@ -457,6 +470,8 @@ def _config(scenario: Scenario) -> Config:
             "ROLLOUT_FETCH_CACHE": str(scenario.cache),
             "CHECKPOINT_INTERVAL": str(scenario.checkpoint_interval),
             "EVAL_INTERVAL": "0",
+            "ROLLOUT_KEEP_LAST_N_ROUNDS": str(scenario.keep),
+            "ROLLOUT_ARCHIVE_OLD": str(scenario.archive),
         }
     )
 

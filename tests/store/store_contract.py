@@ -50,6 +50,23 @@ class StoreContract:
         assert sorted(self.second(store).list("a")) == ["1", "2", "f/"]
         assert store.list("nothing") == []
 
+    def test_the_size_of_a_key(self, store: Store) -> None:
+        store.put("a/x", b"0123456789")
+        assert self.second(store).size("a/x") == 10
+        for key in ("a/y", "a", "b/x"):
+            with pytest.raises(NotFound):
+                store.size(key)
+
+    def test_an_empty_folder_may_be_removed(self, store: Store) -> None:
+        store.put("a/b/x", b"1")
+        store.remove_folder("a/b")
+        assert store.list("a/b") == ["x"]
+        store.delete("a/b/x")
+        store.remove_folder("a/b")
+        store.remove_folder("a/b")
+        assert store.list("a") == []
+        assert store.put("a/b/x", b"2")
+
     def test_delete(self, store: Store) -> None:
         store.put("a/x", b"1")
         store.delete("a/x")

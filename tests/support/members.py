@@ -18,6 +18,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.membership import Membership
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.publisher import Publisher
+from rl_swarm.swarm.retention import retention_of
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.swarm.through_store import StoreSwarm
 from tests.support.standins import StandInTasks
@@ -26,17 +27,27 @@ LAYOUT = Layout("trial")
 
 
 def member_of(
-    store: Store, folder: Path, node_id: str, clock: Clock, signatures: Signatures | None = None, background: bool = False
+    store: Store,
+    folder: Path,
+    node_id: str,
+    clock: Clock,
+    signatures: Signatures | None = None,
+    background: bool = False,
+    config: Config | None = None,
 ) -> Membership:
     """A node that did not register; its own folder is `folder`/`node_id`, with its journals below `record`."""
     news, own = Newsbox(), folder / node_id
     own.mkdir(parents=True, exist_ok=True)
     refused = partial(news.add, "refused")
     copies = Copies(own / "record", LAYOUT.journals(node_id), store, own / "copied", clock, refused)
-    publisher = Publisher(store, own / "spool", clock, background=background, copy=copies.bring, tell=refused)
-    experiment = Experiment(1, "trial", "0" * 16, 0.0, "", {}, "stand-in 1", (2, 256))
     signatures, session = signatures or Signatures(), secrets.token_hex(8)
-    return Membership(store, LAYOUT, node_id, experiment, clock, signatures, publisher, copies, news, session)
+    settings = config or Config(node_id=node_id)
+    retention = retention_of(settings, store, LAYOUT, clock, signatures, news.add)
+    publisher = Publisher(
+        store, own / "spool", clock, background=background, copy=copies.bring, clean=retention.clean, tell=refused
+    )
+    experiment = Experiment(1, "trial", "0" * 16, 0.0, "", {}, "stand-in 1", (2, 256))
+    return Membership(store, LAYOUT, node_id, experiment, clock, signatures, publisher, copies, news, session, retention)
 
 
 def journal_of(member: Membership, folder: Path, **more: Any) -> Journal:

@@ -69,6 +69,7 @@ def planted(**changes: Any) -> MemoryStore:
         ({"settings": {"NUM_GENERATIONS": "257"}}, "NUM_GENERATIONS must be at most 256"),
         ({"settings": {"LD_PRELOAD": "/tmp/evil.so"}}, r"settings that this version does not share \(LD_PRELOAD"),
         ({"settings": {"RL_SWARM_HOME": "/tmp"}}, "does not share"),
+        ({"settings": {"ROLLOUT_ARCHIVE_PATH": "/tmp"}}, "does not share"),
         ({"settings": {"MODEL_NAME": "/shared/evil"}}, "MODEL_NAME is neither"),
         ({"settings": {"MODEL_NAME": "../evil"}}, "MODEL_NAME is neither"),
         ({"settings": {"TASKS": "gcd," * 300}}, "more than 200 tasks"),
