@@ -2,6 +2,7 @@
 stored. Changes nothing.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rl_swarm.errors import NotFound
 from rl_swarm.runs.record import Round, Start, by_round, valid
 from rl_swarm.store import Store
-from rl_swarm.swarm.layout import Layout, sequence_of_file
+from rl_swarm.swarm.layout import Layout, is_put_together, sequence_of_file
 
 METRICS, EVENTS = "metrics.jsonl", "training_events.jsonl"
 TAIL_BYTES = 64 << 10
@@ -27,15 +28,23 @@ def segment_keys(store: Store, key: str) -> list[str]:
 
 def segment_lines(store: Store, keys: Sequence[str], most_bytes: int | None = None) -> list[str]:
     """Return the lines of these segments in order; only the newest of too many or too long ones, since anybody may write them."""
-    left, found = most_bytes or JOURNAL_BYTES, list[list[str]]()
+    left, found = most_bytes or JOURNAL_BYTES, list[tuple[str, list[str]]]()
     least = min(SEGMENT_BYTES, left // MOST_TAILS)
     for key in reversed(keys):
         if left < SEGMENT_BYTES:
             break
         data = read(store, key, left, offset=-left)
-        found.append(_whole_lines(data, left))
+        found.append((key, _whole_lines(data, left)))
         left -= max(len(data), least)
-    return [line for part in reversed(found) for line in part]
+    joined: list[str] = []
+    for key, part in reversed(found):
+        if is_put_together(key.rpartition("/")[2]):  # the segments that it replaces may still be there, or the newer of them
+            there = sum(
+                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(reversed(joined), reversed(part), strict=False))
+            )
+            del joined[len(joined) - there :]
+        joined += part
+    return joined
 
 
 def lines(store: Store, key: str, most_bytes: int | None = None) -> list[str]:

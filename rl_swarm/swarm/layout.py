@@ -8,6 +8,7 @@ T = TypeVar("T")
 
 EXPERIMENTS = "experiments"
 ARCHIVES = "archives"  # the default of ROLLOUT_ARCHIVE_PATH
+SEGMENT_STEP = 10  # between the numbers of two journal segments: in between is room for those that replace them
 JOURNALS = ("metrics.jsonl", "training_events.jsonl", "stdout.log", "stderr.log")
 
 # ASCII only: \d would also match the digits of other scripts, and such a name is no key.
@@ -139,6 +140,11 @@ def stage_of_folder(name: str) -> int | None:
 def sequence_of_file(name: str) -> int | None:
     """The number of a heartbeat or a journal segment."""
     return _number(_SEQUENCE_FILE, name)
+
+
+def is_put_together(name: str) -> bool:
+    """Whether a journal segment replaces those before it: its number lies between those of two other segments."""
+    return (sequence_of_file(name) or 0) % SEGMENT_STEP > 0
 
 
 def node_of_file(name: str) -> str | None:

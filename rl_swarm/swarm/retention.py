@@ -255,7 +255,7 @@ class Retention:
         """Archive a file if asked to, then delete it; return its size, or None if it stays or somebody else has removed it."""
         try:
             size = self.store.size(key)
-            if self.archive and size and not self.archive.keep(key, self.store.get(key, limit=BUNDLE_BYTES)):
+            if self.archive and not self.archive.keep(key, self.store.get(key, limit=BUNDLE_BYTES)):
                 return None  # half a document, or half a look at one: it stays, and the next round looks again
             self.store.delete(key)
         except Refused as error:

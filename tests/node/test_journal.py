@@ -17,8 +17,8 @@ from rl_swarm.runs.record import stamped, unstamped
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.copies import GROWING_SECONDS, SEGMENT_SECONDS, TRIES, Copies
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.copies import FANOUT, GROWING_SECONDS, SEGMENT_SECONDS, TRIES, Copies
+from rl_swarm.swarm.layout import SEGMENT_STEP, Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
@@ -244,6 +244,51 @@ def test_merging_removes_no_segment(tmp_path: Path) -> None:
     assert before and progress.segment_keys(store, LAYOUT.log("me", "metrics.jsonl")) == before
 
 
+def said_of_a_week(store: Store, folder: Path, count: int, kill_at: int = -1) -> list[int]:
+    """The number of segments after each of very many, with a node that is started again after some of them."""
+    clock, counts = VirtualClock(), []
+    journal = Copied(store, folder, clock)
+    for number in range(count):
+        journal.round_done(record(number, 0.5))
+        clock.sleep(SEGMENT_SECONDS)
+        journal.bring()
+        counts.append(len(progress.segment_keys(store, METRICS)))
+        if number % 97 == kill_at:
+            journal = Copied(store, folder, clock)
+    return counts
+
+
+@pytest.mark.parametrize("kill_at", [-1, 19])
+def test_segments_stay_few_and_every_line_is_there_once(tmp_path: Path, kill_at: int) -> None:
+    store, count = MemoryStore(clock=VirtualClock()), FANOUT**2 * 3 + 7
+    assert max(said_of_a_week(store, tmp_path, count, kill_at)) <= 5 * FANOUT
+    found = progress.rows(progress.lines(store, METRICS))
+    assert [row["round"] for row in found] == list(range(count)), "also while segments are there twice"
+
+
+def test_segments_are_removed_only_after_their_successor_had_time_to_appear(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    assert said_of_a_week(store, tmp_path, FANOUT + 1)[-1] == FANOUT + 2
+    assert said_of_a_week(MemoryStore(clock=VirtualClock()), tmp_path / "longer", 2 * FANOUT + 1)[-1] == FANOUT + 3
+    keys = progress.segment_keys(store, METRICS)
+    for missing in range(FANOUT):  # the oldest go first, and a process may be killed between any two
+        assert [row["round"] for row in progress.rows(progress.segment_lines(store, keys[missing:]))] == list(range(FANOUT + 1))
+
+
+def test_a_node_killed_while_it_puts_segments_together_does_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    said_of_a_week(store, tmp_path, FANOUT)
+    with monkeypatch.context() as context:
+        context.setattr(Copies, "_save_marks", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        journal = Copied(store, tmp_path, VirtualClock())
+        journal.round_done(record(FANOUT, 0.5))
+        with pytest.raises(KeyboardInterrupt):
+            journal.copies.bring(True)
+    assert len(progress.segment_keys(store, METRICS)) == FANOUT + 1
+    Copied(store, tmp_path, VirtualClock()).copies.bring(True)
+    assert [row["round"] for row in progress.rows(progress.lines(store, METRICS))] == list(range(FANOUT + 1))
+
+
 def test_merging_begins_nothing_when_its_time_is_over(tmp_path: Path) -> None:
     class Slow(MemoryStore):
         def _rewrite(self, key: str, data: bytes) -> None:
@@ -366,7 +411,7 @@ def test_numbers_of_segments_that_somebody_took_are_gone_past(tmp_path: Path) ->
     store = FolderStore(tmp_path, clock, local=False)
     journal = Copied(store, tmp_path / "node", clock, said)
     for taken in range(TRIES - 1):
-        store.put(Layout.segment(METRICS, int(clock.wall()) + taken), b"{}\n")
+        store.put(Layout.segment(METRICS, (int(clock.wall()) + taken) * SEGMENT_STEP), b"{}\n")
     journal.round_done(record(0))
     journal.flush()
     assert [row["round"] for row in metrics(store, LAYOUT, "me")] == [0] and not said

@@ -260,9 +260,9 @@ class Witness:
                 self.check("rounds", node_of_file(name.rpartition("/")[2]) == life.node_id, life.node_id, f"it published {name}")
 
     def _looking_for_old(self, life: Life, store: DriveFromHell, look: Callable[[int], list[int]], newest: int) -> list[int]:
-        lies = store.lies
+        lies, began = store.lies, self.baton.now
         rounds = look(newest)
-        self._looks.append((self.baton.now, life.node_id, store.lies == lies))
+        self._looks.append((began, life.node_id, store.lies == lies))
         kept = [number for number in rounds if number > newest - max(2, self.scenario.window + 1, self.scenario.keep)]
         self.check("retention", not kept, life.node_id, f"it would remove {kept[:3]} in round {newest}")
         return rounds
@@ -490,9 +490,8 @@ class Witness:
             elif name.startswith(f"{self.layout.rollouts}/"):
                 number = int(name.split("/round_")[1].split("/")[0])
                 needed = [who for who in self.played if who[0] >= moment and 0 <= who[2] - number < self.scenario.window]
-                needed = (
-                    [who for who in needed if self._heard_of(node_id, who[1], moment)] if self._told_true(node_id, moment) else []
-                )
+                looked = self._honest_look(node_id, moment)
+                needed = [who for who in needed if looked is not None and self._heard_of(who[1], looked)]
                 self.check("retention", not needed, node_id, f"{name} was removed at {moment:.0f} s, {needed[:1]} needs it")
                 noted = recognised(round_of_file, self._names(self.layout.removals_of(node_id)))
                 self.check("retention", number < max(noted, default=0), node_id, f"nothing says that {name} was removed")
@@ -504,15 +503,20 @@ class Witness:
     def _names(self, folder: str) -> list[str]:
         return [name for name, files in self.cloud.folders.get(folder, {}).items() if files]
 
-    def _heard_of(self, machine: str, node_id: str, moment: float) -> bool:
-        """Whether the mount of a machine had a new heartbeat of a node in the time after which a silent one no longer counts."""
+    def _heard_of(self, node_id: str, moment: float) -> bool:
+        """Whether a node that others could know of had a new heartbeat in the time after which a silent one no longer counts."""
         began = moment - SILENT_INTERVALS * self.interval
+        known = any(file.shown <= moment for file in self.cloud.files.get(self.layout.peer(node_id), ()))
         beats = [file for file in self.cloud.beats if file.key.startswith(f"{self.layout.heartbeats(node_id)}/")]
-        return any(began < file.shown <= moment and file.shown < file.removed for file in beats)
+        return known and any(began < file.shown <= moment and file.shown < file.removed for file in beats)
 
-    def _told_true(self, machine: str, moment: float) -> bool:
-        """Whether the last look for what may be removed, before this moment, was told no lie."""
-        return next((honest for at, who, honest in reversed(self._looks) if who == machine and at <= moment), True)
+    def _honest_look(self, machine: str, moment: float) -> float | None:
+        """When the last look before this moment for what may be removed began; None if it was told a lie.
+
+        Who removes without a look is judged by what was known at that moment.
+        """
+        looks = (look for look in reversed(self._looks) if look[1] == machine and look[0] <= moment)
+        return next((began if honest else None for began, _, honest in looks), moment)
 
     def _judge_journals(self, store: DriveFromHell) -> None:
         """One row a round, and every row of a process that was not killed; what that process said last counts."""

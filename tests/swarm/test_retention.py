@@ -130,11 +130,13 @@ def test_half_a_file_is_not_archived_and_not_removed(store: MemoryStore) -> None
     assert kept(store) == [2, 5, 6, 7, 8, 9]
 
 
-def test_an_empty_file_needs_no_archive(store: MemoryStore) -> None:
-    """Another cleaner has archived and emptied it, and was killed before it could delete it."""
-    store.rewrite(LAYOUT.bundle(2, "w1"), b"")
+def test_an_empty_file_goes_only_if_it_is_archived(store: MemoryStore) -> None:
+    """Another cleaner has archived and emptied it, and was killed before it could delete it; or a mount shows it as empty."""
+    for number in (2, 3):
+        store.rewrite(LAYOUT.bundle(number, "w1"), b"")
+    store.put("archives/trial/rollouts/round_2/stage_0/w1.json", encode(bundle("w1", 2)))
     clean(cleaner(store, KEEP_LAST_N_ROUNDS=5, ARCHIVE_OLD="true"), 9)
-    assert kept(store) == [5, 6, 7, 8, 9] and store.list("archives/trial/rollouts/round_2/stage_0") == ["w2.json"]
+    assert kept(store) == [3, 5, 6, 7, 8, 9] and store.list(LAYOUT.rollouts_of(3)) == ["w1.json"]
 
 
 # Nodes that are behind
