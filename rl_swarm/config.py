@@ -97,6 +97,22 @@ def path(value: str) -> str:
     return value
 
 
+def place(value: str) -> str:
+    """A store: a path or a URL."""
+    refuse_credentials(value)
+    return path(value)
+
+
+def refuse_credentials(url: str) -> None:
+    """Raise ConfigError, which does not show them, if a URL may hold credentials: it is printed, published and sent to others."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme != "file" and ("@" in rest or "?" in rest):
+        raise ConfigError(
+            f"GDRIVE_PATH must not hold credentials or parameters, got {scheme}://…: leave out what comes before '@' or after '?', "
+            "docs/operating.md says where each store takes its credentials from"
+        )
+
+
 def boolean(value: str) -> bool:
     word = value.strip().lower()
     if word not in {"true", "1", "yes", "on", "false", "0", "no", "off"}:
@@ -145,7 +161,7 @@ of_model = partial(setting, shared=True, of_model=True)
 class Config:
     """Every setting of a node. Each field's variable and flag stand beside it."""
 
-    store: str | None = setting("GDRIVE_PATH", None, path, "shared folder or store URL")
+    store: str | None = setting("GDRIVE_PATH", None, place, "shared folder or store URL")
     experiment: str | None = setting(
         "EXPERIMENT_NAME", None, name, "name of the experiment, the same on all nodes", short="--experiment"
     )

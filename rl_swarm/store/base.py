@@ -15,6 +15,7 @@ without a retry for an operation that takes longer, so that a hanging mount bloc
 Locks, rename and modification times are not part of the contract.
 """
 
+import math
 import random
 import re
 import threading
@@ -49,7 +50,9 @@ class Store(ABC):
 
     attempts = 5
     first_pause_seconds = 0.05
+    retry_seconds = math.inf  # after this long an operation is not tried again
     appendable = False
+    parallel = 1  # gets that are worth having under way at once
     hang_seconds: float | None = None
     transfer_seconds = 600.0  # the same for a large file
 
@@ -135,13 +138,15 @@ class Store(ABC):
     def _try(self, kind: str, key: str, operation: Callable[[], T], hang_seconds: float | None = None) -> T:
         if not is_key(key):
             raise ValueError(f"{key!r} is not a valid store key")
-        pause = self.first_pause_seconds
+        pause, began = self.first_pause_seconds, self.clock.monotonic()
         for left in reversed(range(self.attempts)):
             self._count(kind)
             try:
                 return self._in_time(f"{kind} {key}", operation, hang_seconds or self.hang_seconds)
             except Transient as error:
                 failure = error
+            if self.clock.monotonic() - began >= self.retry_seconds:
+                break
             if left:
                 self._count("retries")
                 self.clock.sleep(pause * (0.5 + self._jitter.random()))

@@ -4,15 +4,18 @@ import os
 from pathlib import Path
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import expanded
-from rl_swarm.errors import ConfigError
+from rl_swarm.config import expanded, refuse_credentials
+from rl_swarm.errors import ConfigError, LibraryError
 from rl_swarm.store.base import Store
+
+EXTRAS = {"s3": "cloud", "gs": "cloud", "az": "cloud", "gdrive": "gdrive"}
 
 
 def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
-    """Open a folder (a path or file:// URL) or memory://NAME, a store inside this process.
+    """Open a folder (a path or file:// URL), a bucket (s3://, gs://, az://), or memory://NAME, a store inside this process.
 
-    With `writable`, a folder is probed by writing to it; readers pass False.
+    With `writable`, a store is probed by writing to it; readers pass False. Raises LibraryError with the command that installs a
+    missing extra.
     """
     scheme, rest = _parts(url)
     if scheme == "file":
@@ -23,7 +26,21 @@ def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -
         from rl_swarm.store.memory import MemoryStore
 
         return MemoryStore.named(rest, clock)
-    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, file:// or memory://")
+    if scheme in EXTRAS:
+        try:
+            return _open_remote(scheme, rest, clock, writable)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS[scheme]
+            raise LibraryError(
+                f"{scheme}:// needs the package {error.name}, which is not installed: pip install 'rl-swarm[{extra}]'"
+            ) from None
+    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, s3://, gs:// or az://")
+
+
+def _open_remote(scheme: str, rest: str, clock: Clock | None, writable: bool) -> Store:
+    from rl_swarm.store.clouds import open_bucket
+
+    return open_bucket(scheme, rest, clock, writable)
 
 
 def folder_of(url: str) -> Path | None:
@@ -45,5 +62,6 @@ def outside(path: Path, store_url: str) -> Path:
 
 def _parts(url: str) -> tuple[str, str]:
     """The scheme of a URL and the rest; a path is a file."""
+    refuse_credentials(url)
     scheme, separator, rest = url.partition("://")
     return (scheme, rest) if separator else ("file", url)

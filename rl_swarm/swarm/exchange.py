@@ -74,7 +74,7 @@ class Exchange:
         self.trained: dict[str, None] = {}  # text ids of own and external rollouts trained on, newest last
         self.standings = Standings(self.member.news.add)
         self.verify_seconds = 0.0
-        self._ahead = ReadAhead(self.publisher.background)
+        self._ahead = ReadAhead(self.publisher.background, self.store.parallel)
         self._outbox: list[Rollout] = []
         self._outbox_version = 0
         self._pool: dict[str, Rollout] = {}

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 from rl_swarm.errors import BadDocument, NotFound, StoreAway
 from rl_swarm.swarm.quota import BYTES, UNREADY
@@ -10,13 +12,13 @@ Plan = Callable[[Callable[[], bool]], Sequence[str]]
 
 
 class ReadAhead:
-    """`begin` starts a thread that fetches, within one peer's quota; `end` waits for at most one operation.
+    """`begin` starts a thread that fetches `parallel` files at a time, within one peer's quota; `end` waits for at most those.
 
     Without `background` (many nodes in one process, on a store in memory) nothing is fetched ahead.
     """
 
-    def __init__(self, background: bool) -> None:
-        self._background = background
+    def __init__(self, background: bool, parallel: int = 1) -> None:
+        self._background, self._parallel = background, parallel
         self._fetched: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -60,10 +62,21 @@ class ReadAhead:
             return
         self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
         faults = 0
-        for key in keys[:most]:
-            if self._ending or faults == UNREADY or sum(map(len, self._fetched.values())) >= BYTES:
-                return
+
+        def attempt(key: str) -> bytes | None:
             try:
-                self._fetched[key] = self._fetched.get(key) or fetch(key)
+                return self._fetched.get(key) or fetch(key)
             except (NotFound, BadDocument):  # perhaps incomplete: `gather` looks again and judges
-                faults += 1
+                return None
+
+        with ThreadPoolExecutor(self._parallel) if self._parallel > 1 else nullcontext() as threads:
+            run = threads.map if threads else map
+            for place in range(0, min(most, len(keys)), self._parallel):
+                if self._ending or faults >= UNREADY or sum(map(len, self._fetched.values())) >= BYTES:
+                    return
+                some = keys[place : min(place + self._parallel, most)]
+                for key, data in zip(some, run(attempt, some), strict=True):
+                    if data is None:
+                        faults += 1
+                    else:
+                        self._fetched[key] = data

@@ -13,6 +13,7 @@ from typing import Any
 from rl_swarm.document import unseal
 from rl_swarm.errors import BadDocument
 from rl_swarm.rollout import decode
+from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout, round_of_file
@@ -80,7 +81,7 @@ class LocalSwarm:
         return (self.folder.parent / f"{node_id}.console").read_text(errors="replace")
 
     @property
-    def store(self) -> FolderStore:
+    def store(self) -> Store:
         return FolderStore(self.folder)
 
     def wait_for_round(self, number: int, seconds: float = 30) -> None:

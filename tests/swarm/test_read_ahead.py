@@ -44,6 +44,18 @@ def test_what_was_named_is_there_once_and_what_is_named_no_more_is_forgotten() -
     assert [ahead.take(key) for key in "abcdde"] == [b"a", None, b"c", b"d", None, None]
 
 
+def test_where_the_store_likes_it_several_files_are_fetched_at_once() -> None:
+    ahead, together = ReadAhead(background=True, parallel=3), threading.Barrier(3)
+
+    def fetch(key: str) -> bytes:
+        together.wait(SECONDS)  # fails unless three are under way
+        return key.encode()
+
+    fetch_all(ahead, ["a", "b", "c", "d", "e", "f", "g"], fetch, most=6)
+    ahead.end()
+    assert [ahead.take(key) for key in "abcdefg"] == [b"a", b"b", b"c", b"d", b"e", b"f", None]
+
+
 @pytest.mark.parametrize("trouble", [NotFound("b"), BadDocument("damaged")])
 def test_a_file_that_is_not_all_there_is_left_to_whoever_wants_it(trouble: Exception) -> None:
     ahead = ReadAhead(background=True)

@@ -1,0 +1,140 @@
+"""Swarms of real processes on a real S3 server, behind a proxy that delays, refuses, cuts and loses answers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from rl_swarm.rollout import BUNDLE_BYTES, decode
+from rl_swarm.store import Store, open_store
+from rl_swarm.swarm.layout import Layout
+from tests.node.test_swarm_processes import check_rewards
+from tests.support.fault_proxy import FaultProxy, fault_proxy
+from tests.support.processes import ROOT, LocalSwarm
+from tests.support.s3_server import BUCKET, KEY, SECRET, make_client, s3_server, variables
+
+FAULTS = {"delay": 0.05, "error": 0.05, "limit": 0.05, "cut": 0.05, "lost": 0.02}
+ROUNDS = 10
+OUTAGE_SECONDS = 20.0  # longer than the library retries
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy with faults for the nodes; this process talks to the server itself."""
+    for name, value in variables(server).items():
+        monkeypatch.setenv(name, value)
+    with fault_proxy(server, seed=20, **FAULTS) as made:
+        yield made
+
+
+class BucketSwarm(LocalSwarm):
+    def __init__(self, tmp_path: Path, url: str, **settings: Any) -> None:
+        super().__init__(tmp_path, **(settings | {"GDRIVE_PATH": url}))
+        self.url = url
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.url, writable=False)
+
+
+def published(store: Store, layout: Layout, last: int) -> set[str]:
+    found = set()
+    for number in range(last + 1):
+        folder = layout.rollouts_of(number)
+        for name in store.list(folder):
+            found |= {rollout.id for rollout in decode(store.get(f"{folder}/{name}", limit=BUNDLE_BYTES)).rollouts}
+    return found
+
+
+def check_no_secret(server: str, place: Path) -> None:
+    """Neither key is in the bucket, nor in anything that a node left on its disk or printed."""
+    client = make_client(server, BUCKET)
+    objects = [entry["path"] for entry in obstore.list(client).collect()]
+    assert any(name.endswith("experiment.json") for name in objects) and any("/logs/" in name for name in objects)
+    files = [path for path in place.rglob("*") if path.is_file()]
+    assert files
+    contents = [bytes(obstore.get(client, name).bytes()) for name in objects] + [path.read_bytes() for path in files]
+    assert not [data for data in contents if SECRET.encode() in data or KEY.encode() in data]
+
+
+@pytest.mark.slow
+def test_four_workers_go_on_through_faults_a_kill_and_an_outage(server: str, proxy: FaultProxy, tmp_path: Path) -> None:
+    swarm = BucketSwarm(
+        tmp_path,
+        f"s3://{BUCKET}/four",
+        MAX_ROUNDS=ROUNDS,
+        NUM_TRANSPLANT_TREES=2,
+        COORDINATOR_ROUND_INTERVAL=10,
+        NUM_TRAIN_SAMPLES=4,
+        CHECKPOINT_INTERVAL=2,
+        STANDIN_SECONDS=0.5,
+        **variables(proxy.endpoint),
+    )
+    names = ["w1", "w2", "w3", "w4"]
+    try:
+        processes = {"boss": swarm.start("boss", "coordinator")} | {name: swarm.start(name) for name in names}
+        swarm.wait_for_round(3, 120)
+        processes["w1"].send_signal(signal.SIGKILL)
+        processes["w1"].wait()
+        proxy.down = True
+        time.sleep(OUTAGE_SECONDS)
+        assert all(process.poll() is None for name, process in processes.items() if name != "w1"), "nobody died of it"
+        proxy.down = False
+        processes["w1"] = swarm.start("w1")
+        for name, process in processes.items():
+            assert swarm.wait(process, 200) == 0, swarm.console(name)
+        assert swarm.announced()[-1] == ROUNDS - 1, "workers may be ahead of the coordinator, at first and in the outage"
+        assert {max(row["round"] for row in swarm.metrics(name)) for name in names} == {ROUNDS - 1}
+        check_rewards(swarm, names)
+        ids = published(swarm.store, swarm.layout, ROUNDS - 1)
+        for name in names:
+            used = [rollout_id for row in swarm.metrics(name) for rollout_id in row["external_ids"]]
+            assert used and len(used) == len(set(used)) and set(used) <= ids
+            assert {rollout_id.split("/")[0] for rollout_id in used} <= set(names) - {name}
+        assert all(proxy.done[fault] for fault in FAULTS), proxy.done
+        print(dict(proxy.done))
+        check_no_secret(server, tmp_path)
+    finally:
+        swarm.close()
+
+
+@pytest.mark.slow
+def test_a_nano_swarm_trains_and_reports_on_a_bucket(server: str, proxy: FaultProxy, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/nano"
+    environment = variables(proxy.endpoint) | {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path / "user"),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "EVAL_INTERVAL": "0",
+        "CHECKPOINT_INTERVAL": "2",
+    }
+    settings = ("--model-name", "nano", "--max-rounds", "4", "--num-train-samples", "4", "--num-transplant-trees", "2")
+    run = [sys.executable, "-m", "rl_swarm.cli"]
+    command = [*run, "swarm", "--workers", "4", "--gdrive-path", url, "--experiment", "e", *settings]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"others join with: rl-swarm join {url}/e\n" in done.stdout
+    (tmp_path / "console").write_text(done.stdout + done.stderr)
+    store, layout = open_store(url, writable=False), Layout("e")
+    assert {"report.html", "report.png", "experiment.json"} <= set(store.list(layout.root))
+    assert store.list(layout.checkpoints), "checkpoints are in the bucket"
+    assert len(store.list(layout.rollouts_of(3))) == 4
+    check_no_secret(server, tmp_path)
+    status = [*run, "status", "--gdrive-path", url, "--experiment", "e"]
+    shown = subprocess.run(status, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0 and "worker_4" in shown.stdout, shown.stderr
