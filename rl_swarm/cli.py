@@ -9,7 +9,7 @@ from rl_swarm.commands.group import Commands
 GROUPS = {
     "start": (start.demo, start.swarm, start.work, start.coordinate, start.join, start.node),
     "look": (look.status, look.logs, look.report),
-    "use": (use.chat, use.ask, use.evaluate, use.export),
+    "use": (use.chat, use.ask, use.evaluate, use.export, use.copy),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
     "keep": (keep.prune,),
     "study": (study.reproduce, study.analyze),
@@ -23,9 +23,7 @@ GROUPS = {
 )
 @click.version_option(__version__, prog_name="rl-swarm")
 def main() -> None:
-    """Post-train language models together: nodes share rollouts as text.
-    Usage: rl-swarm COMMAND [OPTIONS]; COMMAND --help shows an example of each.
-    """
+    """Post-train language models together. 'rl-swarm COMMAND --help' says how."""
 
 
 if __name__ == "__main__":

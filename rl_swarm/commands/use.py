@@ -11,7 +11,7 @@ import click
 from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, print_result, working
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, question_text
-from rl_swarm.config import load
+from rl_swarm.config import load, place
 from rl_swarm.store import outside
 
 TRAINED = ("store", "experiment", "node_id")
@@ -92,3 +92,34 @@ def export(folder: Path, **flags: str | None) -> None:
     with working(LOADING) as step:
         figures = export_run(run, folder, step)
     click.echo(f"{folder}: the model of {figures.node_id} before round {figures.round}")
+
+
+@command(settings=("experiment",), example="rl-swarm copy s3://my-bucket/rl-swarm ./rl-swarm-data --experiment first")
+@click.argument("source", type=Checked(place), metavar="SRC")
+@click.argument("target", type=Checked(place), metavar="DST")
+@json_option
+def copy(source: str, target: str, as_json: bool, **flags: str | None) -> None:
+    """Copy an experiment from one store to another.
+
+    SRC and DST are folders or URLs of stores. Every file is read back; run it again to go on, or to bring what is new. Nodes go on
+    from the copy.
+    """
+    from rl_swarm.store import open_store
+    from rl_swarm.tools.copying import Copied, choose, copy_experiment
+
+    here = open_store(source, writable=False)
+    layout = choose(here, load(os.environ, flags).experiment)
+    there = open_store(target)
+    with make_console(stderr=True).status(f"copying {layout.experiment_name}") as status:
+
+        def show(done: Copied) -> None:
+            status.update(f"copying {layout.experiment_name}: {done.written} written, {done.unchanged} there already")
+
+        done = copy_experiment(here, there, layout, show)
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+        return
+    left = f", {done.left_out} left out" if done.left_out else ""
+    click.echo(
+        f"{layout.experiment_name}: {done.written} files written ({done.bytes:,} bytes), {done.unchanged} there already{left}"
+    )

@@ -65,6 +65,11 @@ class Store(ABC):
         self._hanging: Hanging = []
         self._hung_at = 0.0
 
+    @property
+    def about(self) -> str:
+        """What people should know of this store, in one line."""
+        return self.url
+
     def put(self, key: str, data: bytes) -> bool:
         created = self._try("put", key, lambda: self._put(key, data))
         self._count("bytes_out", len(data) if created else 0)

@@ -37,6 +37,10 @@ class BucketStore(Store):
         super().__init__(url, clock)
         self._small, self._large = small, large
 
+    @property
+    def about(self) -> str:
+        return f"{self.url}, a bucket whose service creates each key once"
+
     def _put(self, key: str, data: bytes) -> bool:
         with translated(key):
             return self._create(key, data)

@@ -18,6 +18,10 @@ MARK = "="  # in no key
 
 
 class CandidateBucket(BucketStore):
+    @property
+    def about(self) -> str:
+        return f"{self.url}, a bucket whose service creates a key again for each writer: all readers choose the earliest"
+
     def _put(self, key: str, data: bytes) -> bool:
         with translated(key):
             if self._candidates(key):

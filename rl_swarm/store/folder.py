@@ -79,6 +79,12 @@ class FolderStore(Store):
             ) from None
         return cls(root, clock)
 
+    @property
+    def about(self) -> str:
+        disk = "this machine's own disk: other machines see it only if you share or synchronise the folder"
+        mount = "a FUSE or network mount: other machines see a write when it is uploaded, on a Drive after seconds to minutes"
+        return f"{self.root}, {disk if self.local else mount}"
+
     def expect(self, key: str) -> None:
         """Make no folder from now on unless this key exists: an empty folder in the root's place is not our store."""
         self._landmark = key

@@ -20,6 +20,10 @@ class MemoryStore(Store):
     def named(cls, store_name: str, clock: Clock | None = None) -> "MemoryStore":
         return cls(f"memory://{store_name}", clock, cls._contents.setdefault(store_name, {}))
 
+    @property
+    def about(self) -> str:
+        return f"{self.url} lives inside one process: other processes do not share it"
+
     def _put(self, key: str, data: bytes) -> bool:
         with self._lock:
             if key in self._data:

@@ -1,6 +1,7 @@
 """Buckets on a real S3 server: the contract, many writers, pages, large files, credentials, and errors in one line."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 import obstore
 import pytest
 
-from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.config import load
+from rl_swarm.errors import ConfigError, LibraryError, NotFound, StoreAway
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.agreement import ANSWER
 from rl_swarm.store.bucket import PART_BYTES, BucketStore
 from rl_swarm.store.candidates import CandidateBucket
 from rl_swarm.store.clouds import aws_profile
+from rl_swarm.tools.doctor.store import StoreExam
 from tests.store.store_contract import StoreContract
 from tests.support.fault_proxy import fault_proxy
 from tests.support.s3_server import BUCKET, SECRET, make_client, s3_server, variables
@@ -239,3 +242,24 @@ def test_faults_of_the_network_and_the_service_are_ridden_out(
                 store.get(f"b/{number}", limit=1 << 20)
         assert len(store.list("a")) == 10
         assert proxy.done[fault]
+
+
+def test_the_doctor_measures_a_bucket(server: str, place: str) -> None:
+    settings = {"GDRIVE_PATH": place, "MODEL_NAME": "nano"}
+    exam = StoreExam(load(settings), settings, {})
+    exam.start()
+    found = {finding.check: finding for finding in exam.findings(60.0)}
+    assert found["store"].detail == f"{place}, a bucket whose service creates each key once"
+    checked = ("store", "write", "read", "listing", "exclusive create", "delete")
+    assert {name: found[name].status for name in checked} == dict.fromkeys(checked, "ok")
+    assert open_store(place).list("doctor") == []
+
+
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "obstore" or name.startswith(("obstore.", "rl_swarm.store.clouds"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("bucket", "candidates", "agreement"):
+        monkeypatch.delitem(sys.modules, f"rl_swarm.store.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(LibraryError, match=r"s3:// needs the package obstore.*: pip install 'rl-swarm\[cloud\]'$"):
+        open_store("s3://bucket")

@@ -20,6 +20,7 @@ from rl_swarm.runs.validate import Finding
 from rl_swarm.store import Store, folder_of, is_key, open_store
 from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import registered
@@ -66,7 +67,7 @@ class StoreExam:
             self._call.result(seconds)
         except StillRunning:
             hung = f"{self.config.store_url} gave no answer in {seconds:.0f} s while {self._doing}"
-            return [*self._findings, Finding("store", "failed", f"{hung}: the mount hangs, mount it again")]
+            return [*self._findings, Finding("store", "failed", f"{hung}: if it is a mount, mount it again")]
         return self._findings
 
     def _run(self) -> None:
@@ -83,7 +84,7 @@ class StoreExam:
         except ConfigError as error:
             self._add("store", "failed", str(error))
         except StoreAway as away:
-            self._add("store", "failed", f"{away}; if it stays away, mount it again")
+            self._add("store", "failed", f"{away}; if it is a mount that stays away, mount it again")
         except OSError as error:  # a dead mount raises even if one only asks whether a folder exists
             self._add("store", "failed", f"{url} does not answer (Errno {error.errno}, {error.strerror}): mount it again")
         if made:
@@ -92,16 +93,10 @@ class StoreExam:
 
     def _check_place(self, store: Store) -> None:
         self._doing = "asking how much room it has"
-        if not isinstance(store, FolderStore):
-            inside = store.url.startswith("memory://")
-            why = f"{store.url} lives inside one process: other processes do not share it" if inside else store.url
-            self._add("store", "warning" if inside else "ok", why)
-            return
-        with contextlib.suppress(OSError):  # shows below
-            self.free_bytes = shutil.disk_usage(store.root).free
-        disk = "this machine's own disk: other machines see it only if you share or synchronise the folder"
-        mount = "a FUSE or network mount: other machines see a write when it is uploaded, on a Drive after seconds to minutes"
-        self._add("store", "ok", f"{store.root}, {disk if store.local else mount}")
+        if isinstance(store, FolderStore):
+            with contextlib.suppress(OSError):  # shows below
+                self.free_bytes = shutil.disk_usage(store.root).free
+        self._add("store", "warning" if isinstance(store, MemoryStore) else "ok", store.about)
 
     def _check_documents(self, store: Store) -> None:
         name, contested = (f"{FOLDER}/{secrets.token_hex(8)}.json" for _ in range(2))
