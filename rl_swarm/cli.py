@@ -8,7 +8,7 @@ from rl_swarm.commands.group import Commands
 
 GROUPS = {
     "start": (start.demo, start.swarm, start.work, start.coordinate, start.join, start.node),
-    "look": (look.status, look.logs, look.report),
+    "look": (look.status, look.logs, look.report, look.web),
     "use": (use.chat, use.ask, use.evaluate, use.export, use.copy),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
     "keep": (keep.prune,),
@@ -23,7 +23,7 @@ GROUPS = {
 )
 @click.version_option(__version__, prog_name="rl-swarm")
 def main() -> None:
-    """Post-train language models together. 'rl-swarm COMMAND --help' says how."""
+    """Train language models together. 'rl-swarm COMMAND --help' has an example."""
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ T = TypeVar("T")
 Parser = Callable[[str], T]  # raises ValueError with "what is wrong: the remedy"
 
 PREFIXES = {"none": "", "answer": "<answer>", "think": "<think>"}
+TRACKERS = ("tensorboard", "trackio", "wandb")
 SCHEDULES = ("linear", "cosine", "constant")
 DEFAULT_STORE = "./rl-swarm-data"
 ALONE = "alone"  # the folder of nodes without a store, and the default name of their experiment
@@ -111,6 +112,19 @@ def refuse_credentials(url: str) -> None:
             f"GDRIVE_PATH must not hold credentials or parameters, got {scheme}://…: leave out what comes before '@' or after '?', "
             "docs/operating.md says where each store takes its credentials from"
         )
+
+
+def token(value: str) -> str:
+    """A secret that a browser can send in a header, and nobody guesses."""
+    return matching(r"[!-~]{16,200}", "is no token: use 16 to 200 letters, digits and signs without spaces")(value.strip())
+
+
+def trackers(value: str) -> str:
+    """Names of trackers, each once."""
+    names = [each.strip() for each in value.split(",") if each.strip()]
+    for each in names:
+        choice(*TRACKERS)(each)
+    return ",".join(dict.fromkeys(names))
 
 
 def boolean(value: str) -> bool:
@@ -260,6 +274,14 @@ class Config:
     allowed_keys: str | None = setting(
         "SWARM_ALLOWED_KEYS", None, path, "accept only nodes with these public keys: a file, or a comma-separated list"
     )
+    web_token: str | None = setting(
+        "WEB_TOKEN",
+        None,
+        token,
+        "token that viewers of 'rl-swarm web' need; made up if others than this machine may view",
+        secret=True,
+    )
+    track: str = setting("TRACK", "", trackers, "where to also write the figures: tensorboard, trackio, wandb, comma-separated")
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)

@@ -1,7 +1,5 @@
 """Text for people: make what strangers write safe to show, and count things."""
 
-import re
-
 
 def one_line(text: str, most: int = 200) -> str:
     """The beginning of a text, as one line."""
@@ -10,7 +8,11 @@ def one_line(text: str, most: int = 200) -> str:
 
 def visible(text: str) -> str:
     """Escape control characters (colours, cursor movement, writing direction) so that they have no effect."""
-    return re.sub(r"[^\n]", lambda match: match[0] if match[0].isprintable() else repr(match[0])[1:-1], text)
+    return "\n".join(line if line.isprintable() else _spelt_out(line) for line in text.split("\n"))
+
+
+def _spelt_out(line: str) -> str:
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def counted(count: int, word: str) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from rl_swarm import config as configuration
-from rl_swarm.commands.common import json_option, make_console, open_experiment, open_run, print_result
+from rl_swarm.commands.common import json_option, load_settings, make_console, open_experiment, open_run, print_result
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, output_folder, whole
 from rl_swarm.commands.typed import program
 from rl_swarm.config import node_name
+from rl_swarm.web.server import HOST, PORT, choose_address, require_libraries, serve
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,3 +78,19 @@ def report(name: str | None, output: Path | None, no_model: bool, **flags: str |
 
     flags["experiment"] = name or flags["experiment"]
     write(os.environ, flags, output, not no_model, program(), make_console())
+
+
+@command(settings=("store", "experiment"), example="rl-swarm web --gdrive-path ./rl-swarm-data")
+@click.option(
+    "--host", type=Checked(configuration.text), default=HOST, help="where to listen; beyond this machine a token is needed"
+)
+@click.option("--port", type=whole(0, 65535), help=f"[{PORT}, or the next free one]")
+def web(host: str, port: int | None, **flags: str | None) -> None:
+    """Show runs on a live page, with an API.
+
+    Shows every experiment in a store, and changes nothing there. Ctrl-C ends it. WEB_TOKEN sets the token.
+    """
+    require_libraries()
+    loaded = load_settings(flags)
+    store = loaded.store or (configuration.DEFAULT_STORE if Path(configuration.DEFAULT_STORE).is_dir() else loaded.store_url)
+    serve(store, loaded.experiment, loaded.founder, choose_address(host, port, loaded.web_token), click.echo)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from rl_swarm.config import Config
+from rl_swarm.runs.advice import remedy
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import News
 from rl_swarm.text import counted
 
 FRUITLESS_ROLLOUTS = 40  # own ones in a row without a gradient; if one in ten had one, that would happen once in seventy times
 DISCOUNTED_ROUNDS = 20
-RARELY_ANSWERED = 0.05  # a share of completions with an <answer> below which the form is what is missing
 
 
 class Hints:
@@ -35,7 +35,7 @@ class Hints:
             rounds = counted(self._fruitless_rounds, "round")
             line = (
                 f"nothing was informative for {rounds}: all completions of a question got the same reward, so there is no "
-                f"gradient; {self._remedy(row)}"
+                f"gradient; {remedy(row.answered, row.truncated, self.config)}"
             )
             yield News("nothing_informative", line, {"round": row.round, "rounds": self._fruitless_rounds})
 
@@ -49,19 +49,3 @@ class Hints:
                 "they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
             )
             yield News("external_discounted", line, {"round": row.round, "rounds": DISCOUNTED_ROUNDS})
-
-    def _remedy(self, row: Round) -> str:
-        """What to set when nothing is informative: most small models fail at the form first."""
-        if row.answered >= RARELY_ANSWERED:
-            return "run 'rl-swarm probe' to find tasks that this model can learn from"
-        remedies = {
-            "PROMPT_EXAMPLES=3": not self.config.prompt_examples,
-            "COMPLETION_PREFIX=answer": self.config.prefix == "none",
-            "FORMAT_REWARD=0.1": not self.config.format_reward and row.answered > 0,
-            "a higher MAX_NEW_TOKENS": row.truncated > 0.5,
-        }
-        ways = [way for way, useful in remedies.items() if useful] or ["another MODEL_NAME"]
-        return (
-            f"{row.answered:.0%} of the completions have an <answer>, which is all that is read: set {' or '.join(ways)}; "
-            "'rl-swarm probe' tries them"
-        )

@@ -14,8 +14,9 @@ from typing import Any
 from rl_swarm.config import Config, load
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import Answered, pick_pair, published
+from rl_swarm.runs.ledger import Ledger
 from rl_swarm.runs.progress import EVENTS, METRICS, TAIL_BYTES
-from rl_swarm.runs.record import Round, State, valid
+from rl_swarm.runs.record import Round, State, decoded
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
@@ -30,26 +31,37 @@ MEAN_ROUNDS = 5  # rewards are shown as means of so many rounds
 PACE_ROUNDS = 10
 REMEMBERED_BYTES = 256
 HISTORY_BYTES = 64 << 20  # read of all journals together at the first look; at least their ends
+PAGE_BYTES = 1 << 20  # of a journal that a look reads into a ledger
+KEPT_ROWS = 64  # newest rows of a node that are kept beside a ledger: more than a restart plays again
 OFTEN_SECONDS, RARELY_SECONDS = 0.2, 2.0  # between two looks at registrations, announced rounds and heartbeats
 
 
 class Tail:
-    """One journal, read from where the last look ended. Of a file longer than `most_bytes` each look reads the end."""
+    """One journal, read from where the last look ended. Of a file longer than `most_bytes` each look reads the end.
 
-    def __init__(self, store: Store, key: str, most_bytes: int) -> None:
+    With `paged`, each look reads at most `most_bytes` more of it instead, so that nothing is left out and little is held at once.
+    """
+
+    def __init__(self, store: Store, key: str, most_bytes: int, paged: bool = False) -> None:
         self.store = store
         self.key = key
         self.most_bytes = most_bytes
+        self.paged = paged
         self._offset = 0
         self._before = b""  # the end of what was read: if it has changed, the journal was rewritten
-        self._long = most_bytes <= TAIL_BYTES
+        self._long = most_bytes <= TAIL_BYTES and not paged
         self._segments: set[str] = set()
+        self.behind = False  # a page was full, so there is more to read
 
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return the rows since the last look, and whether they replace all earlier ones because the journal was rewritten."""
-        there = progress.segment_keys(self.store, self.key)
-        anew, lines = self._new_segments(there) if there or self._segments else self._grown()
+        anew, lines = self.lines()
         return anew, progress.rows(lines)
+
+    def lines(self) -> tuple[bool, list[str]]:
+        """The same as `look`, before the lines are decoded."""
+        there = progress.segment_keys(self.store, self.key)
+        return self._new_segments(there) if there or self._segments else self._grown()
 
     def _grown(self) -> tuple[bool, list[str]]:
         if self._long:
@@ -59,11 +71,15 @@ class Tail:
         if anew:
             self._offset, self._before = 0, b""
             data = progress.read(self.store, self.key, self.most_bytes)
-        if len(data) >= self.most_bytes:
+        full = len(data) >= self.most_bytes
+        if full and not self.paged:
             self._long = True
             return anew, progress.newest_lines(self.store, self.key, self.most_bytes)
         new = data[len(self._before) :]
         whole = new[: new.rfind(b"\n") + 1]  # the last line may still be being written
+        if full and not whole:
+            whole = new  # no node writes a line of this length: its end is no line either
+        self.behind = full
         self._offset += len(whole)
         self._before = (self._before + whole)[-REMEMBERED_BYTES:]
         return anew, progress.text_lines(whole)
@@ -157,11 +173,12 @@ class Moment:
 
 @dataclass
 class _Followed:
-    """One node between two looks."""
+    """One node between two looks. With a `ledger`, which keeps the figures of all rounds, only the newest rows stay here."""
 
     node_id: str
     metrics: Tail
     events: Tail
+    ledger: Ledger | None = None
     registration: Registration | None = None
     beat: Heartbeat | None = None
     rows: dict[int, Round] = field(default_factory=dict)
@@ -169,12 +186,26 @@ class _Followed:
 
     def read(self) -> list[Round]:
         """Read what is new in the journals; return the new rows of metrics."""
-        anew, found = self.metrics.look()
+        anew, lines = self.metrics.lines()
         if anew:
             self.rows.clear()
-        new = [row for row in valid(found, Round) if self.rows.get(row.round) != row]
-        self.rows.update({row.round: row for row in new})
-        self.state = next(reversed(valid(self.events.look()[1], State)), self.state)
+            if self.ledger:
+                self.ledger.forget_rounds(self.node_id)
+        new = []
+        for row in decoded(lines, Round):
+            former = self.rows.get(row.round)
+            if former == row:
+                continue
+            new.append(row)
+            self.rows[row.round] = row
+            if self.ledger:
+                self.ledger.add(self.node_id, row, former)
+        if self.ledger and len(self.rows) > KEPT_ROWS:
+            self.rows = {number: self.rows[number] for number in sorted(self.rows)[-KEPT_ROWS:]}
+        anew, lines = self.events.lines()
+        self.state = next(decoded(reversed(lines), State), self.state)
+        if self.ledger:
+            self.ledger.add_events(self.node_id, lines, anew)
         return new
 
     @property
@@ -219,14 +250,23 @@ class _Followed:
 class Following:
     """One run, looked at repeatedly; raises ConfigError if it is not `founder`'s.
 
-    With `history_bytes` 0 even the first look reads only the ends of journals, so its cost does not grow with the run.
+    With `history_bytes` 0 even the first look reads only the ends of journals, so its cost does not grow with the run. With a
+    `ledger`, journals are read whole, a page a look, into the ledger; a moment then has only the end of the curve.
     """
 
-    def __init__(self, store: Store, layout: Layout, founder: str | None = None, history_bytes: int = HISTORY_BYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        layout: Layout,
+        founder: str | None = None,
+        history_bytes: int = HISTORY_BYTES,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.store = store
         self.layout = layout
         self.founder = founder
         self.history_bytes = history_bytes
+        self.ledger = ledger
         self._experiment: Experiment | None = None
         self._config: Config | None = None
         self._signatures = Signatures()
@@ -247,6 +287,9 @@ class Following:
             self._look_around()
             age = now - self._began
             self._next_look_around = now + min(RARELY_SECONDS, max(OFTEN_SECONDS, age / 4))  # often while nodes are starting
+        if self.ledger and self._config:
+            announced = self._rounds.newest.round + 1 if self._rounds.newest else 0
+            self.ledger.believable = 2 * max(self._config.max_rounds, announced)  # some go on for longer
         new = [(row.timestamp, row.round, row.stage, node.node_id) for node in self._nodes.values() for row in node.read()]
         if new:
             self._sample(*max(new)[1:])
@@ -270,6 +313,16 @@ class Following:
             other=self._other,
         )
 
+    @property
+    def behind(self) -> bool:
+        """Whether a journal has more than the last look has read."""
+        return any(node.metrics.behind or node.events.behind for node in self._nodes.values())
+
+    @property
+    def settings(self) -> Config | None:
+        """The settings of the experiment, once they were read."""
+        return self._config
+
     def _look_around(self) -> None:
         """Look who is there, which round is announced, and who has sent a heartbeat."""
         store, layout = self.store, self.layout
@@ -291,8 +344,10 @@ class Following:
             node.beat = newest_heartbeat(store, layout, name, self._signatures) or node.beat
 
     def _meet(self, node_id: str, most_bytes: int) -> _Followed:
-        metrics, events = (Tail(self.store, self.layout.log(node_id, name), most_bytes) for name in (METRICS, EVENTS))
-        return _Followed(node_id, metrics, events)
+        paged = self.ledger is not None
+        most_bytes = PAGE_BYTES if paged else most_bytes
+        metrics, events = (Tail(self.store, self.layout.log(node_id, name), most_bytes, paged) for name in (METRICS, EVENTS))
+        return _Followed(node_id, metrics, events, self.ledger)
 
     def _status(self, nodes: Sequence[NodeMoment]) -> str:
         """Say how the whole run is: in the coordinator's word, unless nobody is there or all have ended."""

@@ -5,7 +5,7 @@ node began, also across restarts if they are part of its checkpoint (`rejected_t
 written a journal, so everything has bounds; readers skip a row that does not fit, and ignore names that they do not know.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -109,6 +109,14 @@ class State(msgspec.Struct, frozen=True):
     data: Doing
 
 
+class Event(msgspec.Struct, frozen=True):
+    """Any row of training_events.jsonl; its data is decoded by those who know its type."""
+
+    timestamp: Finite = 0.0
+    event_type: Any = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class Started(msgspec.Struct, frozen=True):
     round: Annotated[int, Meta(ge=-1, lt=MOST_ROUNDS)]  # the first that it may play
 
@@ -130,6 +138,16 @@ def valid(rows: Iterable[Any], kind: type[Row]) -> list[Row]:
         except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a surrogate pair in a text
             continue
     return found
+
+
+def decoded(lines: Iterable[str | msgspec.Raw], kind: type[Row]) -> Iterator[Row]:
+    """Yield the lines that are of this kind. The last line of a killed node may be half a line."""
+    decoder = msgspec.json.Decoder(kind)
+    for line in lines:
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):  # the last for brackets nested thousands deep
+            continue
 
 
 def by_round(records: Iterable[Round]) -> dict[int, Round]:

@@ -6,10 +6,9 @@ small. Nothing here draws, prints or writes.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +18,7 @@ from rl_swarm.errors import BadDocument, ConfigError, NotFound
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import mean_curve
 from rl_swarm.runs.progress import EVENTS, JOURNAL_BYTES, METRICS
-from rl_swarm.runs.record import Evaluated, Round
+from rl_swarm.runs.record import Evaluated, Event, Round, decoded
 from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
@@ -31,8 +30,6 @@ FIRST_ROUNDS = 3
 LAST_ROUNDS = 10
 MOST_ROWS_OF_ALL = 200_000  # rows of a journal, of all workers together: the newest
 JOURNAL_BYTES_OF_ALL = 1 << 30
-
-Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -135,11 +132,6 @@ class _SystemInfo(msgspec.Struct, frozen=True):
     python: Label = ""
 
 
-class _Event(msgspec.Struct, frozen=True):
-    event_type: Any = None
-    data: msgspec.Raw = msgspec.Raw(b"null")
-
-
 @dataclass
 class _Played:
     """The figures of a worker's rounds; the rows themselves are not kept."""
@@ -194,7 +186,7 @@ class _Files:
         """Of a round that was done again the last row counts."""
         found, usable, moments = _Played(), 0, list[float]()
         lines = self._lines(node_id, METRICS)
-        for row in _decoded(reversed(lines), Round):
+        for row in decoded(reversed(lines), Round):
             usable += 1
             if row.round in found.rewards:
                 continue
@@ -212,8 +204,8 @@ class _Files:
     def evaluated(self, node_id: str) -> list[Evaluated]:
         """One evaluation a round, in order; a round done again counts once."""
         lines, found, usable = self._lines(node_id, EVENTS), dict[int, Evaluated](), 0
-        for event in _decoded(lines, _Event):
-            data = list(_decoded([event.data], Evaluated)) if event.event_type == "evaluation" else []
+        for event in decoded(lines, Event):
+            data = list(decoded([event.data], Evaluated)) if event.event_type == "evaluation" else []
             usable += event.event_type != "evaluation" or len(data)
             found.update({each.round: each for each in data})
         self._expect(self.layout.log(node_id, EVENTS), len(lines), usable)
@@ -248,16 +240,6 @@ class _Files:
 
     def _damaged(self, key: str, why: object) -> None:
         self.damaged.append(f"{key}: {why}")
-
-
-def _decoded(lines: Iterable[str | msgspec.Raw], kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the lines that are of this kind. The last line of a killed node may be half a line."""
-    decoder = msgspec.json.Decoder(kind)
-    for line in lines:
-        try:
-            yield decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):  # the last for brackets nested thousands deep
-            continue
 
 
 def ends_of(numbers: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -34,6 +34,7 @@ class Shades:
     ink: str
     faint: str
     grid: str
+    edge: str  # of boxes that one can type or click into
     tint: str  # behind boxes
     first: str  # the mean, and accuracy as the verifier reads
     second: str  # accuracy in any form
@@ -45,11 +46,12 @@ class Shades:
 LIGHT = Shades(
     paper="#ffffff",
     ink="#1f2328",
-    faint="#6b7280",
+    faint="#5b6270",
     grid="#e5e7eb",
+    edge="#8a919e",
     tint="#f5f7fa",
     first="#0b6bcb",
-    second="#c2570c",
+    second="#b04a06",
     good="#137a3b",
     wrong="#b3261e",
     nodes=("#e69f00", "#009e73", "#cc79a7", "#7a7fd1", "#56b4e9", "#d55e00", "#8c8c00", "#7f7f7f"),
@@ -59,6 +61,7 @@ DARK = Shades(
     ink="#e6e8eb",
     faint="#9aa3af",
     grid="#2b313a",
+    edge="#6d7684",
     tint="#1b1f26",
     first="#58b0ff",
     second="#ff9a4d",

@@ -20,9 +20,10 @@ from rl_swarm.text import visible
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def _colours(shades: Shades) -> str:
-    names = ("paper", "ink", "faint", "grid", "tint", "first", "second", "good", "wrong")
-    return ":root { " + " ".join(f"--{name}: {getattr(shades, name)};" for name in names) + " }"
+def _colours(shades: Shades, selector: str = ":root") -> str:
+    names = ("paper", "ink", "faint", "grid", "edge", "tint", "first", "second", "good", "wrong")
+    colours = {name: getattr(shades, name) for name in names} | {f"node-{place}": each for place, each in enumerate(shades.nodes)}
+    return f"{selector} {{ " + " ".join(f"--{name}: {value};" for name, value in colours.items()) + " }"
 
 
 STYLE = f"""
@@ -67,6 +68,14 @@ th { white-space: nowrap; color: var(--faint); font-weight: 600; }
   .texts td[data-head]::before { content: attr(data-head); display: block; color: var(--faint); font-size: .8rem; }
 }
 """.rstrip()
+
+
+# For a page on which readers choose the colours themselves: `data-theme` on the root element.
+CHOSEN_COLOURS = "\n".join(
+    f"{_colours(shades, selector)}\n{selector} {{ color-scheme: {name}; }}"
+    for name, shades in (("light", LIGHT), ("dark", DARK))
+    for selector in (f':root[data-theme="{name}"]',)
+)
 
 
 class Html(str):

@@ -1,0 +1,72 @@
+"""Who may ask: with a token whoever has it, without one only browsers on this machine. Adds the headers of every answer."""
+
+import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+OPEN = ("/api/healthz",)  # without a token; the page itself holds nothing
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Look at every request first, and add the headers to every answer.
+
+    Without a token only loopback is served, and the Host must be this machine: a page elsewhere whose name was pointed at
+    127.0.0.1 sends its own name.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = refused(Request(scope), self.token) if scope["type"] == "http" else None
+        await (answer or self.app)(scope, receive, send_guarded)
+
+
+def refused(request: Request, token: str | None) -> Response | None:
+    if request.method not in ("GET", "HEAD"):
+        return JSONResponse({"detail": "this server only shows runs: use GET"}, 405, {"Allow": "GET, HEAD"})
+    if token is None:
+        try:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        except ValueError:
+            host = ""
+        return None if is_loopback(host) else JSONResponse({"detail": "open it as http://127.0.0.1, or set a token"}, 421)
+    path = request.url.path
+    if path in OPEN or not (path.startswith("/api/") or path == "/metrics"):
+        return None
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()):
+        return None
+    detail = "a token is needed: open the address that 'rl-swarm web' has printed, which ends in it"
+    return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,160 @@
+"""The runs of one store, followed for all viewers together.
+
+One thread looks again and again at the runs that somebody watches. Memory is bounded: of many runs the least watched are dropped.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+
+from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.runs.following import Moment, look_once
+from rl_swarm.runs.index import RunIndex
+from rl_swarm.store import Store
+from rl_swarm.swarm import experiment as experiments
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.web import documents as say
+from rl_swarm.web.views import safe
+
+LOOK_SECONDS = 0.5  # between two looks at the runs that are watched
+WATCHED_SECONDS = 30.0  # after the last request a run counts as watched
+MOST_RUNS = 12  # that are kept up to date
+MOST_EXPERIMENTS = 200  # in the list
+LIST_SECONDS = 5.0  # for which a line of the list, and the list itself, counts as new
+LIST_BUDGET = 0.5  # seconds that an answer spends on looking at experiments
+
+
+class Runs:
+    """Give the index of a run by its name. `default` is the experiment of those who name none."""
+
+    def __init__(self, store: Store, default: str | None = None, founder: str | None = None) -> None:
+        self.store = store
+        self.founder = founder
+        self._default = default
+        self._indexes: OrderedDict[str, RunIndex] = OrderedDict()
+        self._watched_at: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._listing = threading.Lock()
+        self._names: list[str] = []
+        self._listed_at = -LIST_SECONDS
+        self._lines: dict[str, tuple[float, say.ExperimentLine]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="runs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    @property
+    def default(self) -> str | None:
+        """The named experiment, or else the one with the newest round, as far as they were looked at."""
+        names = self.names()
+        if self._default or not names:
+            return self._default
+        return max(names, key=lambda name: self._lines[name][1].last_round_at or 0.0 if name in self._lines else 0.0)
+
+    def names(self) -> list[str]:
+        """The experiments in the store. Raises StoreAway."""
+        if time.monotonic() - self._listed_at >= LIST_SECONDS:
+            self._names, self._listed_at = sorted(experiments.names(self.store)), time.monotonic()
+        return self._names
+
+    def index(self, name: str | None) -> RunIndex:
+        """Return the run; raise NotFound if there is none, ConfigError if it is not the founder's."""
+        name = name or self.default
+        if name is None:
+            raise NotFound(f"{self.store.url} holds no experiment: start one with 'rl-swarm demo' or 'rl-swarm swarm'")
+        with self._lock:
+            self._watched_at[name] = time.monotonic()
+            known = self._indexes.get(name)
+            if known is None:
+                if name not in self.names():
+                    self._watched_at.pop(name)
+                    raise NotFound(f"there is no experiment {name!r} in {self.store.url}: choose one of /api/experiments")
+                known = self._indexes[name] = RunIndex(self.store, Layout(name), self.founder)
+                while len(self._indexes) > MOST_RUNS:
+                    dropped, _ = self._indexes.popitem(last=False)
+                    self._watched_at.pop(dropped, None)
+            self._indexes.move_to_end(name)
+        if known.version == 0:
+            self._first_look(name, known)
+        return known
+
+    def watch(self, index: RunIndex) -> None:
+        """Keep a run up to date for somebody who has asked for it before."""
+        self._watched_at[index.layout.experiment_name] = time.monotonic()
+
+    def watched(self) -> list[RunIndex]:
+        """The runs that somebody has asked for lately."""
+        now = time.monotonic()
+        with self._lock:
+            return [each for name, each in self._indexes.items() if now - self._watched_at.get(name, 0.0) < WATCHED_SECONDS]
+
+    def _first_look(self, name: str, index: RunIndex) -> None:
+        with index.lock:
+            try:
+                if index.version == 0:
+                    index.look()
+            except ConfigError:
+                with self._lock:
+                    self._indexes.pop(name, None)
+                raise
+
+    def _follow(self) -> None:
+        while not self._closing.wait(LOOK_SECONDS):
+            for index in self.watched():
+                try:
+                    index.look()
+                except ConfigError as error:  # somebody has replaced the experiment
+                    index.trouble = str(error)
+
+    def listing(self, now: float) -> say.Experiments:
+        """All experiments in a few figures each. A long list is looked at little by little."""
+        with self._listing:
+            names = self.names()
+            shown = names[:MOST_EXPERIMENTS]
+            deadline = time.monotonic() + LIST_BUDGET
+            self._lines = {name: line for name, line in self._lines.items() if name in shown}
+            for name in sorted(shown, key=lambda each: self._lines.get(each, (0.0, None))[0]):
+                if time.monotonic() >= deadline:
+                    break
+                if time.monotonic() - self._lines.get(name, (-LIST_SECONDS, None))[0] >= LIST_SECONDS:
+                    self._lines[name] = (time.monotonic(), self._line(name))
+            lines = [self._lines[name][1] if name in self._lines else say.ExperimentLine(name, "unknown") for name in shown]
+        return say.Experiments(
+            [each for each in lines if each.status != "empty"], self.default, max(0, len(names) - MOST_EXPERIMENTS)
+        )
+
+    def _line(self, name: str) -> say.ExperimentLine:
+        known = self._indexes.get(name)
+        try:
+            moment = known.moment if known and known.version else look_once(self.store, Layout(name), self.founder)
+        except ConfigError as error:
+            return say.ExperimentLine(name, "refused", detail=safe(str(error), 300))
+        except StoreAway as error:
+            return say.ExperimentLine(name, "unknown", detail=safe(str(error), 300))
+        return line_of(moment)
+
+
+def line_of(moment: Moment) -> say.ExperimentLine:
+    workers = [node for node in moment.nodes if node.role == "worker"]
+    rewards = [node.reward for node in workers if node.reward is not None]
+    last = next((node.last for node in workers if node.last), None)
+    return say.ExperimentLine(
+        name=moment.experiment,
+        status=safe(moment.status),
+        rounds_done=moment.rounds_done,
+        max_rounds=moment.max_rounds,
+        workers=len(workers),
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        model=", ".join(sorted({safe(node.model) for node in workers})[:3]),
+        own_wanted=last.own_wanted if last else None,
+        external_wanted=last.external_wanted if last else None,
+        last_round_at=moment.last_round_at,
+    )

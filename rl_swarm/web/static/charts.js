@@ -1,0 +1,191 @@
+// Draw curves with uPlot: the colours of the page, a legend of buttons, and a line that reads out the round under the pointer.
+
+import { fill, h, number, NOTHING } from "./dom.js";
+
+const HEIGHT = 260;
+const drawn = new Set();
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+export const nodeColour = (place) => colour(`node-${place % 8}`);
+
+function faded(hex, share) {
+  const value = parseInt(hex.slice(1), 16);
+  return `rgba(${value >> 16}, ${(value >> 8) & 255}, ${value & 255}, ${share})`;
+}
+
+// The mean of each point and those before it, over so many rounds; gaps stay gaps.
+export function smooth(rounds, values, span) {
+  if (span <= 1) return values;
+  let first = 0;
+  let sum = 0;
+  let count = 0;
+  return values.map((value, place) => {
+    if (value !== null) { sum += value; count += 1; }
+    while (rounds[place] - rounds[first] >= span) {
+      if (values[first] !== null) { sum -= values[first]; count -= 1; }
+      first += 1;
+    }
+    return value === null || !count ? null : sum / count;
+  });
+}
+
+// Curves of points [round, value] on one axis of rounds.
+export function joined(curves) {
+  const rounds = [...new Set(curves.flatMap((points) => points.map((point) => point[0])))].sort((one, other) => one - other);
+  const places = new Map(rounds.map((round, place) => [round, place]));
+  const columns = curves.map((points) => {
+    const column = new Array(rounds.length).fill(null);
+    for (const [round, value] of points) column[places.get(round)] = value;
+    return column;
+  });
+  return [rounds, columns];
+}
+
+// A chart that can be given new data. `make()` returns { rounds, lines, bands, share, low, empty }; a line is
+// { name, values, colour, width, dash, points, quiet }, and a band { low, high, colour }, by places of lines.
+export class Chart {
+  constructor(title, caption, options = {}) {
+    this.title = title;
+    this.options = options;
+    this.hidden = new Set();
+    this.box = h("div", { class: "plot", role: "img", "aria-label": title });
+    this.readout = h("p", { class: "readout", "aria-hidden": "true" }, " ");
+    this.legend = h("div", { class: "legend", role: "group", "aria-label": `Lines of ${title}` });
+    this.element = h("figure", { class: `card chart ${options.wide ? "wide" : ""}` }, h("h2", null, title), this.readout, this.box, this.legend,
+      caption && h("figcaption", null, caption));
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.box);
+    drawn.add(this);
+  }
+
+  show(data) {
+    this.data = data;
+    const lines = data.lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
+    if (!data.rounds.length || !lines.length) {
+      this.drop();
+      fill(this.box, h("p", { class: "nothing" }, data.empty || "Not measured yet."));
+      fill(this.legend);
+      return;
+    }
+    const shape = JSON.stringify([data.lines.map((line) => [line.name, line.colour, line.dash]), (data.bands || []).length]);
+    if (this.plot && this.shape === shape) {
+      this.plot.setData([data.rounds, ...data.lines.map((line) => line.values)]);
+    } else {
+      this.shape = shape;
+      this.build();
+    }
+    this.describe();
+  }
+
+  build() {
+    this.drop();
+    fill(this.box);
+    const { data } = this;
+    const axis = { stroke: colour("faint"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
+    const share = data.share;
+    const series = data.lines.map((line, place) => ({
+      label: line.name,
+      show: !this.hidden.has(line.name),
+      stroke: line.colour,
+      width: line.width === undefined ? 1.5 : line.width,
+      dash: line.dash,
+      spanGaps: true,
+      points: { show: line.points === undefined ? data.rounds.length < 2 : line.points, size: 6, fill: line.colour },
+      place,
+    }));
+    this.plot = new uPlot({
+      width: Math.max(200, this.box.clientWidth),
+      height: this.options.height || HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, drag: { x: true, y: false } },
+      scales: {
+        x: { time: false },
+        y: { range: (plot, low, high) => range(low, high, share, this.data.low) },
+      },
+      axes: [
+        { ...axis, size: 34, values: (plot, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis, size: 48, values: (plot, ticks) => ticks.map((tick) => (share ? `${Math.round(100 * tick)}%` : short(tick))) },
+      ],
+      series: [{ label: "round" }, ...series],
+      bands: (data.bands || []).map((band) => ({ series: [band.high + 1, band.low + 1], fill: faded(band.colour, band.strength || 0.16) })),
+      hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+    }, [data.rounds, ...data.lines.map((line) => line.values)], this.box);
+    fill(this.legend, data.lines.filter((line) => !line.quiet).map((line) => this.button(line)));
+  }
+
+  button(line) {
+    const mark = h("span", { class: "mark" });
+    mark.style.background = line.colour;
+    const made = h("button", { type: "button", class: "quiet", "aria-pressed": String(!this.hidden.has(line.name)) }, mark, line.name);
+    made.addEventListener("click", () => {
+      if (this.hidden.has(line.name)) this.hidden.delete(line.name);
+      else this.hidden.add(line.name);
+      const place = this.data.lines.findIndex((each) => each.name === line.name);
+      this.plot.setSeries(place + 1, { show: !this.hidden.has(line.name) });
+      made.setAttribute("aria-pressed", String(!this.hidden.has(line.name)));
+      this.describe();
+    });
+    return made;
+  }
+
+  // Read out the round under the pointer, or the newest one.
+  read(place) {
+    const { data } = this;
+    const at = place === null || place === undefined ? data.rounds.length - 1 : place;
+    const said = data.lines.filter((line) => !line.quiet && !this.hidden.has(line.name)).slice(0, 10).map((line) => {
+      const value = (line.own || line.values)[at];
+      return h("span", null, `${line.name} `, h("b", null, this.written(value)));
+    });
+    fill(this.readout, h("span", null, `round ${Math.round(data.rounds[at])}`), said);
+  }
+
+  written(value) {
+    if (value === null || value === undefined) return NOTHING;
+    return this.data.share ? `${number(100 * value, 1)} %` : number(value, this.options.digits === undefined ? 3 : this.options.digits);
+  }
+
+  describe() {
+    this.read(null);
+    const { data } = this;
+    const newest = data.lines.filter((line) => !line.quiet).slice(0, 4).map((line) => `${line.name} ${this.written([...(line.own || line.values)].reverse().find((value) => value !== null))}`);
+    this.box.setAttribute("aria-label", `${this.title}, rounds ${Math.round(data.rounds[0])} to ${Math.round(data.rounds.at(-1))}. Newest: ${newest.join(", ")}.`);
+  }
+
+  resize() {
+    if (this.plot && this.box.clientWidth) this.plot.setSize({ width: this.box.clientWidth, height: this.options.height || HEIGHT });
+  }
+
+  drop() {
+    if (this.plot) this.plot.destroy();
+    this.plot = null;
+  }
+
+  close() {
+    this.drop();
+    this.observer.disconnect();
+    drawn.delete(this);
+  }
+}
+
+function range(low, high, share, least) {
+  if (low === null || high === null) return [0, 1];
+  if (share) return [0, 1];
+  const bottom = least === undefined ? Math.min(0, low) : Math.min(least, low);
+  const top = high > bottom ? high : bottom + 1;
+  return [bottom, top + 0.08 * (top - bottom || 1)];
+}
+
+function short(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6) return `${+(value / 1e6).toFixed(1)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toFixed(1)}k`;
+  if (size < 0.001) return value.toExponential(0);
+  return String(+value.toFixed(3));
+}
+
+export function closeAll() {
+  for (const chart of [...drawn]) chart.close();
+}

@@ -1,0 +1,58 @@
+"""Send the figures of the watched runs to an OpenTelemetry collector, as the usual OTEL_… variables say.
+
+FastAPI itself adds a span and a duration for every request, once there are providers for them.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+
+from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.web.figures import HELP, Figure, figures
+from rl_swarm.web.runs import Runs
+
+
+def export(runs: Runs) -> None:
+    """Begin to send. The libraries read endpoint, headers, interval and resource from the environment."""
+    try:
+        there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        there = None
+    if not there:
+        raise ConfigError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'rl-swarm[otel]', or unset it"
+        )
+    from opentelemetry import metrics, trace
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": "rl-swarm"})
+    provider = MeterProvider(metric_readers=[PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
+    metrics.set_meter_provider(provider)
+    spans = TracerProvider(resource=resource)
+    spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(spans)
+    meter = provider.get_meter("rl_swarm")
+
+    def gauge(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda options: [Observation(each.value, each.labels) for each in newest(runs) if each.name == name]
+
+    for name, meaning in HELP.items():
+        meter.create_observable_gauge(name, [gauge(name)], description=meaning)
+
+
+def newest(runs: Runs) -> list[Figure]:
+    """The figures of the server's own experiment and of those that somebody watches; none while the store is away."""
+    with suppress(NotFound, ConfigError, StoreAway):
+        runs.index(None).look()
+    found: list[Figure] = []
+    for index in runs.watched():
+        with index.lock:
+            found += figures(index)
+    return found
