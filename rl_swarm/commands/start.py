@@ -28,9 +28,13 @@ correct_option = click.option(
 )
 
 
+web_option = click.option("--web", is_flag=True, help="show the run on a live page, too")
+
+
 @command(settings=("experiment", *SHARING), example="rl-swarm demo --workers 2 --max-rounds 30")
 @click.option("--workers", type=WORKERS, default=4, help="workers on this machine")
-def demo(workers: int, **flags: str | None) -> None:
+@web_option
+def demo(workers: int, web: bool, **flags: str | None) -> None:
     """Train small models together on this machine, shown live.
 
     Takes a few minutes on two cores, and ends with a report of what they learnt.
@@ -39,7 +43,7 @@ def demo(workers: int, **flags: str | None) -> None:
     check_libraries()
     from rl_swarm.tools.demo import run_demo
 
-    run_demo(os.environ, flags, workers, program(), make_console(), to_repeat(configuration.load(os.environ, flags)))
+    run_demo(os.environ, flags, workers, program(), make_console(), to_repeat(configuration.load(os.environ, flags)), web)
 
 
 @command(
@@ -49,14 +53,16 @@ def demo(workers: int, **flags: str | None) -> None:
 @click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
 @click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
+@web_option
 @correct_option
-def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, **flags: str | None) -> None:
+def swarm(workers: int | None, preset: str | None, follow: bool, web: bool, correct: bool, **flags: str | None) -> None:
     """Run a coordinator and workers on this machine.
 
     They run until the last round or Ctrl-C. Start it again to go on.
     """
     load_settings(flags)
     check_libraries()
+    from rl_swarm.tools.dashboard import shown_on_a_page
     from rl_swarm.tools.launch import address_of, found, launch_environment, make_launcher, run_shown, what_starts, with_usual_split
     from rl_swarm.tools.memory import refuse_if_too_large
     from rl_swarm.tools.report import report_after
@@ -74,7 +80,8 @@ def swarm(workers: int | None, preset: str | None, follow: bool, correct: bool, 
     for line in (*sharing, *what_starts(environment, workers, named="EXPERIMENT_NAME" in os.environ or bool(flags["experiment"]))):
         click.echo(visible(line))
     click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
-    run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
+    with shown_on_a_page(web, environment, click.echo):
+        run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
 
 
 @command(

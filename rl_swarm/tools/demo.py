@@ -13,6 +13,7 @@ from rl_swarm.store import open_store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import Rounds
+from rl_swarm.tools.dashboard import shown_on_a_page
 from rl_swarm.tools.launch import found, launch_environment, make_launcher, run_shown
 from rl_swarm.tools.report import report_after
 
@@ -29,17 +30,20 @@ SETTINGS = {
 Flags = Mapping[str, str | None]
 
 
-def run_demo(given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console, again: str) -> str:
+def run_demo(
+    given: Mapping[str, str], flags: Flags, workers: int, program: str, console: Console, again: str, web: bool = False
+) -> str:
     """Run the swarm until its last round or Ctrl-C, then report; return 'complete' or 'stopped'. `again` is the command to go on.
 
-    Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
+    With `web`, it is also shown on a page. Raises ConfigError for a wrong setting and NodeFailed if a node cannot be kept running.
     """
     environment = found(unfinished(launch_environment(SETTINGS | dict(given), flags)))
 
     def report(outcome: str) -> None:
         report_after(outcome, environment, program, print)
 
-    return run_shown(make_launcher(environment, workers), load(environment), console, again, report)
+    with shown_on_a_page(web, environment, print):
+        return run_shown(make_launcher(environment, workers), load(environment), console, again, report)
 
 
 def unfinished(environment: Mapping[str, str]) -> dict[str, str]:
