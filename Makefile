@@ -7,6 +7,7 @@ TRL_VENV := .venv-trl
 TRL_READY := $(TRL_VENV)/ready
 GENRL_VENV := .venv-genrl
 GENRL_READY := $(GENRL_VENV)/ready
+SLOW_READY := $(VENV)/slow
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
 SHOWN := awk '/^Collecting/ {print \"  \" \$$2; fflush()} /^Installing/ {print \"  installing them\"; fflush()}'
@@ -35,8 +36,14 @@ test: $(READY) ## Run the tests that need no more than two cores and a few minut
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: export OMP_NUM_THREADS = 1
-test-slow: $(READY) ## Run every test, also those that take minutes or need Debian packages
+test-slow: $(SLOW_READY) ## Run every test, also those that take minutes or need Debian packages
 	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m '' -n auto --dist worksteal
+
+# What only slow tests need. Trackio without its dependencies: it asks for pillow before 13, which it does not import here.
+$(SLOW_READY): $(READY) constraints/slow.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS) constraints/slow.txt) -e '.[dev-slow]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints/slow.txt --no-deps trackio
+	@touch $@
 
 hostile: $(READY) ## Score 500 hostile answers for each reasoning-gym task under the helper's limits; goes on where it was stopped
 	$(BIN)/python -m checks.hostile_run

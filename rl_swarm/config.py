@@ -119,7 +119,7 @@ def token(value: str) -> str:
     return matching(r"[!-~]{16,200}", "is no token: use 16 to 200 letters, digits and signs without spaces")(value.strip())
 
 
-def trackers(value: str) -> str:
+def tracker_names(value: str) -> str:
     """Names of trackers, each once."""
     names = [each.strip() for each in value.split(",") if each.strip()]
     for each in names:
@@ -281,7 +281,9 @@ class Config:
         "token that viewers of 'rl-swarm web' need; made up if others than this machine may view",
         secret=True,
     )
-    track: str = setting("TRACK", "", trackers, "where to also write the figures: tensorboard, trackio, wandb, comma-separated")
+    track: str | None = setting(
+        "TRACK", None, tracker_names, "where to also write the figures: tensorboard, trackio, wandb, comma-separated"
+    )
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)

@@ -81,7 +81,9 @@ def swarm(workers: int | None, preset: str | None, follow: bool, web: bool, corr
         click.echo(visible(line))
     click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
     with shown_on_a_page(web, environment, click.echo):
-        run_shown(launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo))
+        run_shown(
+            launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo)
+        )
 
 
 @command(

@@ -18,8 +18,18 @@ from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.journal import Journal
 from rl_swarm.node.local import LocalFolder, claim, home_of, insist_on_first_founder, make_private
+from rl_swarm.node.trackers import Trackers, require_trackers
 from rl_swarm.node.worker import Checkpoints, Learner, Push, Worker
-from rl_swarm.processes.stopping import DRAIN_SECONDS, MERGE_SECONDS, Stop, Stopped, launcher_of, on_signals, watching_launcher
+from rl_swarm.processes.stopping import (
+    DRAIN_SECONDS,
+    MERGE_SECONDS,
+    TRACKERS_SECONDS,
+    Stop,
+    Stopped,
+    launcher_of,
+    on_signals,
+    watching_launcher,
+)
 from rl_swarm.store import Store, folder_of, open_store
 from rl_swarm.store.aside import StillRunning, aside
 from rl_swarm.store.folder import FolderStore
@@ -79,6 +89,7 @@ class Node:
         All that within the time limits that a launcher counts on.
         """
         self.local.mark_stopping()
+        self._close_trackers()
         self.journal.tell(self.news.take())
         self.journal.flush()
         if (member := self.member) is None:
@@ -98,6 +109,13 @@ class Node:
             aside(lambda: member.merge(until)).result(MERGE_SECONDS)
         except StillRunning:
             self.journal.show(f"the journals are not merged after {MERGE_SECONDS:.0f} s: their segments hold everything")
+
+    def _close_trackers(self) -> None:
+        if self.journal.trackers:
+            try:
+                aside(self.journal.trackers.close).result(TRACKERS_SECONDS)
+            except StillRunning:
+                self.journal.say(f"the trackers are not finished after {TRACKERS_SECONDS:.0f} s: the journals have every figure")
 
     def _ask_to_stop(self) -> None:
         self.stop.requested = True
@@ -183,6 +201,8 @@ def open_node(
 ) -> Node:
     """Join an experiment, or begin it, as a node that has not started its loop; `vet` and `correct` as in `load_config`."""
     say = console or (lambda line: None)
+    trackers = list(filter(None, (configuration.load(environment, flags).track or "").split(",")))
+    require_trackers(trackers)
     config, store, experiment, identity = load_config(environment, flags, tasks_version, vet=vet, correct=correct, say=say)
     clock, news, session = SystemClock(), Newsbox(), secrets.token_hex(8)
     layout = Layout(experiment.experiment)
@@ -192,6 +212,8 @@ def open_node(
     config = configuration.load(environment, dict(flags) | {"node_id": local.node_id}, experiment.settings)
     launcher = launcher_of(environment)
     journal = Journal(local.record, layout, local.node_id, clock, console, stamps=launcher is not None)
+    if trackers and config.role == "worker":
+        journal.trackers = Trackers(trackers, home_of(config) / "trackers", layout.experiment_name, local.node_id, journal.say)
     journal.state("starting", -1)
     for warning in config.warnings:
         journal.say(f"warning: {warning}")

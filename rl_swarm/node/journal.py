@@ -19,6 +19,7 @@ import msgspec
 
 from rl_swarm import __version__
 from rl_swarm.clock import Clock
+from rl_swarm.node.trackers import Trackers
 from rl_swarm.runs.record import Round, stamped
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.protocol import News
@@ -74,6 +75,7 @@ class Journal:
         self.clock = clock
         self.console, self.stamps = console, stamps
         self.doing = ("", -1)
+        self.trackers: Trackers | None = None
         self._root = root
         self._started = clock.monotonic()
         self._streams = [Stream(root / key) for key in layout.journals(node_id)]
@@ -82,6 +84,8 @@ class Journal:
     def round_done(self, record: Round) -> None:
         """Write the record of a round. A killed node may play a round again: readers take the last record."""
         self._metrics.append(msgspec.json.encode(record).decode())
+        if self.trackers:
+            self.trackers.record(record)
         self.progress("round_complete", record.round, record.reward)
 
     def event(self, event_type: str, **data: Any) -> None:

@@ -17,9 +17,10 @@ PUSH_SECONDS = 60.0  # for the push to the hub; an upload that takes longer is g
 PUSH_KILL_SECONDS = 10.0  # ... and killed
 DRAIN_SECONDS = 30.0  # for publishing what is in the spool; the rest stays there for the next start
 MERGE_SECONDS = 20.0  # for merging journals; what is not merged is in their segments
+TRACKERS_SECONDS = 15.0  # for finishing trackers
 SPARE_SECONDS = 15.0
 
-NODE_SECONDS = STEP_SECONDS + SAVE_SECONDS + PUSH_SECONDS + PUSH_KILL_SECONDS + DRAIN_SECONDS + MERGE_SECONDS
+NODE_SECONDS = STEP_SECONDS + SAVE_SECONDS + PUSH_SECONDS + PUSH_KILL_SECONDS + DRAIN_SECONDS + MERGE_SECONDS + TRACKERS_SECONDS
 LAUNCHER_SECONDS = NODE_SECONDS + SPARE_SECONDS  # a node that still runs after that hangs
 
 LAUNCHER = "RL_SWARM_LAUNCHER"  # the variable with a launcher's process id, set for its nodes
