@@ -97,6 +97,10 @@ class BucketStore(Store):
             for block in found.stream(min_chunk_size=1 << 20):
                 target.write(block)
 
+    def _size(self, key: str) -> int:
+        with translated(key):
+            return obstore.head(self._small, key)["size"]
+
     def _list(self, folder: str) -> list[str]:
         prefix = folder.rstrip("/")
         with translated(folder):

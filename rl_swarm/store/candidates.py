@@ -60,6 +60,10 @@ class CandidateBucket(BucketStore):
         with translated(key):
             self._fetch(self._winner(key), key, path, limit)
 
+    def _size(self, key: str) -> int:
+        with translated(key):
+            return obstore.head(self._small, self._winner(key))["size"]
+
     def _list(self, folder: str) -> list[str]:
         return sorted({name.partition(MARK)[0] for name in super()._list(folder)})
 
