@@ -13,6 +13,7 @@ from statistics import fmean
 from rl_swarm.reproduce.permutation import interval, permutation_p, verdict
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Arm
 from rl_swarm.reproduce.results import CellResult, ending
+from rl_swarm.runs.record import Evaluated
 from rl_swarm.show.formats import percent
 from rl_swarm.text import counted
 
@@ -107,6 +108,11 @@ class Analysis:
     @property
     def baseline(self) -> ArmResult:
         return self.arms[0]
+
+    @property
+    def before(self) -> Evaluated | None:
+        """What the base model knows, where measured."""
+        return next((cell.before for cell in self.baseline.cells.values() if cell.before), None)
 
     @cached_property
     def threshold(self) -> float:

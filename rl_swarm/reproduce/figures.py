@@ -122,7 +122,7 @@ def _draw_sizes(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
 
 
 def _finish_knowledge(axes: "Axes", shades: Shades, analysis: Analysis) -> None:
-    if before := next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None):
+    if before := analysis.before:
         axes.axhline(before.held_out_in_form, color=shades.faint, linewidth=0.8, linestyle=":")
     axes.yaxis.set_major_formatter(lambda value, _: percent(value))
     axes.grid(axis="y")

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from rl_swarm.reproduce.analysis import Analysis, ArmResult, Comparison, rounds_to, sentences
 from rl_swarm.reproduce.figures import Figure, make_figures
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
@@ -116,7 +118,9 @@ def _results(analysis: Analysis) -> dict[str, Any]:
         )
 
     measures = next(cell for _, _, cell in _each(analysis)).measures
+    before = analysis.before
     return {
+        "before": msgspec.to_builtins(before) if before else None,
         "threshold": analysis.threshold,
         "best": analysis.best,
         "sentences": sentences(analysis),
@@ -218,7 +222,7 @@ def _rewards(analysis: Analysis) -> Html:
         "lost": lambda arm: percent(arm.mean("collapse")),
         "mixed, inflated": _mean("cumulative_mixed", 2),
     }
-    before = next((cell.before for cell in analysis.baseline.cells.values() if cell.before), None)
+    before = analysis.before
     base = (
         f" Held-out before training, {counted(before.held_out_questions, 'question')}: {before.held_out:.3f}, in the form "
         f"{before.held_out_in_form:.3f}, in any form {before.held_out_style_blind:.3f}."
