@@ -270,7 +270,7 @@ def _render(tokenizer: Any, *turns: tuple[str, str]) -> list[int]:
             f"the chat template of the model's tokenizer makes {found} of a question, not a text of at most {most}: choose another "
             "MODEL_NAME"
         )
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # `fits` judges the length
     if not ids:
         raise ModelError("the chat template of the model's tokenizer makes no tokens of a question: choose another MODEL_NAME")
     return ids

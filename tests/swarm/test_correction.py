@@ -73,8 +73,8 @@ def test_a_correction_replaces_the_experiment_and_keeps_its_other_settings(place
     assert place.said == [
         "the experiment 'trial' is corrected, nodes that have the old one stop: TASKS is now 'chain_sum', was 'gcd'"
     ]
-    left = [path for path in place.store.root.rglob("*") if path.is_file()]
-    assert [path.name for path in left] == ["experiment.json"]
+    left = [path.name for path in place.store.root.rglob("*")]
+    assert sorted(left) == ["experiment.json", "experiments", "trial"], "no empty folder either"
 
 
 def test_it_is_done_only_when_asked_for_and_the_refusal_says_how(place: Place) -> None:

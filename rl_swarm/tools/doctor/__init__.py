@@ -31,7 +31,8 @@ def examine(
         exam.start()  # the store may be slow: libraries are tried meanwhile
     findings = [Finding("python", "ok", f"{sys.version.split()[0]}, {sys.executable}; rl-swarm {__version__}"), *check_libraries()]
     usable = all(finding.status == "ok" for finding in findings)
-    step("looking at the store")
+    if config.store:
+        step("looking at the store")
     about_store = exam.findings(STORE_SECONDS)
     config = exam.config  # with the experiment's settings, if there is one
     checkpoint_bytes = None
