@@ -125,7 +125,7 @@ class LiveView:
 
 def watch(following: Following, console: Console, until_ended: bool = False) -> None:
     """Show a run until Ctrl-C, or also until it has ended."""
-    hint = f"{'interrupt the cell' if console.is_jupyter else 'Ctrl-C'} to leave; the run goes on"
+    hint = f"{'Interrupting the cell' if console.is_jupyter else 'Ctrl-C'} leaves this view, and stops no node"
     with LiveView(following, console, frame_seconds=WATCH_SECONDS, hint=hint) as view, suppress(KeyboardInterrupt):
         while not (until_ended and view.moment and view.moment.status in ("complete", "stopped", "failed")):
             view.tick()

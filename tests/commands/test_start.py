@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_swarm.cli import main
 from rl_swarm.commands.common import found_here
 from rl_swarm.commands.start import refuse_if_complete
 from rl_swarm.config import load
@@ -67,6 +68,14 @@ def test_every_command_that_a_worker_prints_can_be_pasted_into_a_new_terminal(tm
     for line in following:
         done = paste(f"{line} < /dev/null", tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("key", ["abc", "", "ab" * 32 + "-", "zz" * 32])
+def test_a_wrong_key_is_told_where_it_was_typed(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["join", f"{tmp_path}/trial#{key}"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"rl-swarm: KEY, after the # of the address, is no founder's key, got {key!r}: copy what follows the #")
 
 
 def test_a_run_that_is_complete_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_watching_outlives_a_store_that_is_away_and_ends_at_ctrl_c(run: SampleRu
     text = console.file.getvalue()
     assert "trial: running, 3 rounds" in re.sub(r"\x1b\[[0-9;]*m", "", text)
     assert "the drive has gone; this is what was there before" in text
-    assert "Ctrl-C to leave; the run goes on" in text
+    assert "Ctrl-C leaves this view, and stops no node" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is visible again"
 
 
