@@ -141,7 +141,7 @@ def test_a_newcomer_joins_with_one_string(finished: Terminals) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(finished.tmp_path), "OMP_NUM_THREADS": "1", "NODE_ID": "newcomer"}
     command = [sys.executable, "-m", "rl_swarm.cli", "join", f"{finished.folder}/test_validation"]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2 and "is complete, all 3 rounds are done" in refused.stderr
+    assert refused.returncode == 2 and "is complete, after 3 rounds" in refused.stderr
     state = finished.folder / LAYOUT.current_state
     complete = state.read_bytes()
     Rounds(FolderStore(finished.folder), LAYOUT).write_current(CurrentState(2, 0.0, "boss", "test_validation", "running"))
