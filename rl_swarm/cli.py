@@ -11,7 +11,7 @@ GROUPS = {
     "look": (look.status, look.logs, look.report, look.web),
     "use": (use.chat, use.ask, use.evaluate, use.export, use.copy),
     "check": (check.doctor, check.probe, check.memory, check.config, check.validate),
-    "keep": (keep.prune,),
+    "keep": (keep.experiments, keep.prune),
     "study": (study.reproduce, study.analyze),
 }
 

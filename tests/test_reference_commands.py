@@ -165,7 +165,8 @@ def test_a_wrong_address_is_one_line(address: str, says: str, tmp_path: Path, ca
     assert says in shown and shown.count("\n") == 1
 
 
-def test_the_documents_imports(finished: Terminals) -> None:
+def test_the_documents_imports(finished: Terminals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RL_SWARM_HOME", str(tmp_path / "home"))
     from rgym_exp.utils.experiment_manager import (
         compare_experiments,
         export_experiment_summary,
@@ -179,7 +180,7 @@ def test_the_documents_imports(finished: Terminals) -> None:
 
     folder = str(finished.folder)
     newest = get_experiment_progress(folder, "test_validation")
-    assert {newest[f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
+    assert newest["complete"] and {newest["nodes"][f"worker_{number}"]["event"] for number in range(1, 5)} == {"training_complete"}
     assert len([row for row in get_experiment_metrics(folder, "test_validation") if row["node_id"] != "newcomer"]) == 12
     assert get_experiment_status(folder, "test_validation")["status"] == "complete"
     compared = compare_experiments(folder, ["test_validation"])

@@ -4,7 +4,7 @@
     look.py      status, logs, report
     use.py       chat, ask, export
     check.py     doctor, probe, memory, config, validate
-    keep.py      prune
+    keep.py      experiments, prune
     study.py     reproduce, analyze
 
     group.py     how every command behaves: a flag for each setting, a short help, errors in one line

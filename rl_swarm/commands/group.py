@@ -132,7 +132,7 @@ class Commands(click.Group):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in self.groups.items():
             for number, each in enumerate(each for each in commands if not each.hidden):
-                formatter.write(f"{'' if number else title:<7}{each.name:<12}{each.get_short_help_str(limit=60)}\n")
+                formatter.write(f"{'' if number else title:<7}{each.name:<13}{each.get_short_help_str(limit=60)}\n")
 
 
 def _try(error: click.UsageError) -> str:

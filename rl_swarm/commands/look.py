@@ -1,5 +1,6 @@
 """Look at a run."""
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -69,14 +70,24 @@ def logs(node: str | None, follow: bool, lines: int, detailed: bool, as_json: bo
 @click.argument("name", type=Checked(configuration.name, "name"), required=False, metavar="[EXPERIMENT]")
 @click.option("--output", type=Checked(output_folder, "folder"), help="where the files go [into the experiment]")
 @click.option("--no-model", is_flag=True, help="take the examples from published texts, and load no model")
-def report(name: str | None, output: Path | None, no_model: bool, **flags: str | None) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="print the figures of every node and round instead")
+@click.option("--json", "as_json", is_flag=True, help="print status, settings and rewards instead")
+def report(name: str | None, output: Path | None, no_model: bool, as_csv: bool, as_json: bool, **flags: str | None) -> None:
     """Write a page and a picture of a run, and say what it learnt.
 
     The run may be going on. The files go into the experiment, or into this folder if that cannot be written.
     """
+    flags["experiment"] = name or flags["experiment"]
+    if as_csv or as_json:
+        from rl_swarm.tools.experiments import as_table, experiment_summary
+
+        run = open_experiment(flags)
+        place, experiment = run.config.store_url, run.config.experiment_name
+        text = as_table(place, experiment) if as_csv else json.dumps(experiment_summary(place, experiment), indent=1) + "\n"
+        click.echo(text, nl=False)
+        return
     from rl_swarm.tools.report import report as write
 
-    flags["experiment"] = name or flags["experiment"]
     write(os.environ, flags, output, not no_model, program(), make_console())
 
 

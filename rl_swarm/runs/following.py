@@ -11,6 +11,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+import msgspec
+
 from rl_swarm.config import Config, load
 from rl_swarm.runs import progress
 from rl_swarm.runs.examples import Answered, pick_pair, published
@@ -36,6 +38,15 @@ KEPT_ROWS = 64  # newest rows of a node that are kept beside a ledger: more than
 OFTEN_SECONDS, RARELY_SECONDS = 0.2, 2.0  # between two looks at registrations, announced rounds and heartbeats
 
 
+class Place(msgspec.Struct, frozen=True):
+    """How far a journal was read."""
+
+    offset: int
+    before: str
+    segments: list[str]
+    long: bool
+
+
 class Tail:
     """One journal, read from where the last look ended. Of a file longer than `most_bytes` each look reads the end.
 
@@ -59,9 +70,17 @@ class Tail:
         return anew, progress.rows(lines)
 
     def lines(self) -> tuple[bool, list[str]]:
-        """The same as `look`, before the lines are decoded."""
+        """Return the lines since the last look, JSON or not, and whether they replace all earlier ones."""
         there = progress.segment_keys(self.store, self.key)
         return self._new_segments(there) if there or self._segments else self._grown()
+
+    def place(self) -> Place:
+        """Where the last look ended, for a later process."""
+        return Place(self._offset, self._before.hex(), sorted(self._segments), self._long)
+
+    def go_on_at(self, place: Place) -> None:
+        self._offset, self._before = place.offset, bytes.fromhex(place.before)
+        self._segments, self._long = set(place.segments), place.long
 
     def _grown(self) -> tuple[bool, list[str]]:
         if self._long:

@@ -4,6 +4,8 @@ A played experiment is never corrected. Listings may lag, so a node may have pla
 nobody takes them for the new experiment's.
 """
 
+from collections.abc import Set
+
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
 from rl_swarm.store import Store, is_key
@@ -48,21 +50,29 @@ def played(store: Store, layout: Layout) -> bool:
 
 def remove(store: Store, layout: Layout, experiment: Experiment) -> None:
     """Remove all that was written of an experiment, its settings last, and those only if nobody has corrected them meanwhile."""
-    folders = [layout.root]
-    while folders:
-        folder = folders.pop()
-        for name in store.list(folder):
-            key = f"{folder}/{name}"
-            if not is_key(key):
-                continue
-            if name.endswith("/"):
-                folders.append(key.rstrip("/"))
-            elif key != layout.experiment:
-                store.delete(key)
+    remove_below(store, layout.root, {layout.experiment})
     if _same(store, layout, experiment):
         store.delete(layout.experiment)
     if _same(store, layout, experiment):
         raise ConfigError(f"{layout.experiment} cannot be removed by this user: let its owner correct it, or choose another name")
+
+
+def remove_below(store: Store, root: str, kept: Set[str] = frozenset()) -> int:
+    """Remove all files below a folder, and the folders, but the keys and folders that are `kept`; return the number of files."""
+    folders, removed = [root], 0
+    for folder in folders:  # grows meanwhile
+        for name in dict.fromkeys(store.list(folder)):
+            key = f"{folder}/{name}".rstrip("/")
+            if not is_key(key) or key in kept:
+                continue
+            if name.endswith("/"):
+                folders.append(key)
+            else:
+                store.delete(key)
+                removed += 1
+    for folder in reversed(folders):
+        store.remove_folder(folder)
+    return removed
 
 
 def _same(store: Store, layout: Layout, experiment: Experiment) -> bool:

@@ -20,7 +20,7 @@ from rl_swarm.errors import ConfigError, StoreAway
 from rl_swarm.node.local import home_of, record_of
 from rl_swarm.processes.children import ConsoleFile
 from rl_swarm.runs.following import Tail
-from rl_swarm.runs.progress import EVENTS, METRICS, rows, segment_keys
+from rl_swarm.runs.progress import EVENTS, METRICS, rows
 from rl_swarm.runs.record import Round, unstamped, valid
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
@@ -79,21 +79,13 @@ class Memory:
         return True
 
 
-class Lines(Tail):
-    """The lines of a journal, whether they are JSON or not."""
-
-    def new_lines(self) -> list[str]:
-        there = segment_keys(self.store, self.key)
-        return (self._new_segments(there) if there or self._segments else self._grown())[1]
-
-
 class NodeLog:
     """The journals of one node in one or two stores, and its console."""
 
     def __init__(self, node_id: str, stores: Iterable[Store], layout: Layout, console: ConsoleFile, memory: Memory) -> None:
         self.node_id = node_id
         names = (*CONSOLES, EVENTS, METRICS)
-        self._tails = [(name, Lines(store, layout.log(node_id, name), console.most_bytes)) for store in stores for name in names]
+        self._tails = [(name, Tail(store, layout.log(node_id, name), console.most_bytes)) for store in stores for name in names]
         self._console = console
         self._memory = memory
         self._last = 0.0  # when the last line was said
@@ -103,7 +95,7 @@ class NodeLog:
         printed = self._console.lines()  # before the journals: what is printed is in them already
         found: list[Entry] = []
         for name, tail in self._tails:
-            lines = tail.new_lines()
+            _, lines = tail.lines()
             found += self._said(lines, self._last) if name in CONSOLES else self._recorded(name, lines)
         return [*found, *self._said(printed, self._console.changed)]
 

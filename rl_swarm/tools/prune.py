@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rich.text import Text
+
 from rl_swarm.errors import ConfigError
 from rl_swarm.identity import load_identity
 from rl_swarm.randomness import generator
@@ -14,6 +16,7 @@ from rl_swarm.swarm.removals import BY_HAND
 from rl_swarm.swarm.retention import Pruned, Retention, policy_of
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.signatures import Signatures
+from rl_swarm.text import visible
 from rl_swarm.tools.opening import Run
 
 
@@ -75,12 +78,12 @@ def _sum(one: Pruned, other: Pruned) -> Pruned:
     return Pruned(rounds, one.files + other.files, one.bytes + other.bytes, one.archived + other.archived)
 
 
-def sentence(run: Run, pruned: Pruned, dry_run: bool) -> str:
+def sentence(run: Run, pruned: Pruned, dry_run: bool) -> Text:
     """Say what was removed, for people."""
     name = run.config.experiment_name
     if not pruned.files:
-        return f"{name}: there is nothing to remove"
+        return Text(f"{name}: there is nothing to remove")
     rounds = f"{len(pruned.rounds)} rounds, {pruned.rounds[0]} to {pruned.rounds[-1]}"
     done = f"archived in {run.config.archive_path}" if run.config.archive else "removed"
     verb = "would be" if dry_run else "are"
-    return f"{name}: {pruned.files} files of {rounds}, {pruned.bytes / 1e6:.1f} MB, {verb} {done}"
+    return Text(visible(f"{name}: {pruned.files} files of {rounds}, {pruned.bytes / 1e6:.1f} MB, {verb} {done}"))

@@ -11,7 +11,7 @@ from rl_swarm.config import load
 from rl_swarm.errors import ConfigError, ModelError
 from rl_swarm.node.vetting import vet
 from rl_swarm.tasks import helper
-from rl_swarm.tools.notebook import init_experiment
+from rl_swarm.tools.experiments import init_experiment
 from tests.support.hub_stub import point_at
 from tests.support.processes import ROOT
 

@@ -16,7 +16,7 @@ from rl_swarm.runs.record import Round
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tools import notebook
+from rl_swarm.tools import experiments
 from tests.support.clocks import VirtualClock
 from tests.support.sample_run import LAYOUT, SampleRun
 
@@ -159,7 +159,8 @@ def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path: Path) -> None:
+def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RL_SWARM_HOME", str(tmp_path / "home"))
     shutil.copytree(two_rounds, tmp_path / "store")
     store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
     for key in (KEY, LAYOUT.log("w1", "training_events.jsonl"), LAYOUT.progress("w1")):
@@ -167,11 +168,12 @@ def test_no_row_of_a_stranger_ends_a_reader(row: str, two_rounds: Path, tmp_path
             file.write(row.encode("utf-8", "backslashreplace") + b"\n")
     json.dumps(look_once(store, LAYOUT).as_dict(0.0)).encode()
     place, name = str(tmp_path / "store"), LAYOUT.experiment_name
-    assert notebook.list_experiments(place) and notebook.get_experiment_status(place, name)["nodes"]
-    assert notebook.get_experiment_progress(place, name)
-    rewards = notebook.compare_experiments(place, [name])
+    assert experiments.list_experiments(place) and experiments.get_experiment_status(place, name)["nodes"]
+    assert json.dumps(experiments.get_experiment_progress(place, name))
+    experiments.as_table(place, name).encode()
+    rewards = experiments.compare_experiments(place, [name])
     assert {each["round"] for each in rewards} >= {0}
-    assert notebook.export_experiment_summary(place, name)["rewards"] == rewards
+    assert experiments.export_experiment_summary(place, name)["rewards"] == rewards
     assert Following(store, LAYOUT).look().rounds_done >= 2
 
 

@@ -37,6 +37,7 @@ from rl_swarm.rollout import Rollout, decode
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_file
 from rl_swarm.swarm.pace import PATIENCE_INTERVALS
+from rl_swarm.swarm.peers import Heartbeat, has_left
 from rl_swarm.swarm.retention import SILENT_INTERVALS
 from rl_swarm.swarm.rounds import Announcement, Reward
 from tests.sim.baton import Baton
@@ -504,11 +505,15 @@ class Witness:
         return [name for name, files in self.cloud.folders.get(folder, {}).items() if files]
 
     def _heard_of(self, node_id: str, moment: float) -> bool:
-        """Whether a node that others could know of had a new heartbeat in the time after which a silent one no longer counts."""
+        """Whether others could know of a node, and had a new heartbeat of it, which did not say that it left, before it counts as
+        silent."""
         began = moment - SILENT_INTERVALS * self.interval
         known = any(file.shown <= moment for file in self.cloud.files.get(self.layout.peer(node_id), ()))
         beats = [file for file in self.cloud.beats if file.key.startswith(f"{self.layout.heartbeats(node_id)}/")]
-        return known and any(began < file.shown <= moment and file.shown < file.removed for file in beats)
+        seen = [file for file in beats if began < file.shown <= moment and file.shown < file.removed]
+        newest = max(seen, key=lambda file: file.created, default=None)
+        said = newest and _opened(max((data for _, data in newest.versions), key=len), Heartbeat)
+        return known and newest is not None and not (said and has_left(said.doing))
 
     def _honest_look(self, machine: str, moment: float) -> float | None:
         """When the last look before this moment for what may be removed began; None if it was told a lie.
