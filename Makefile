@@ -12,7 +12,7 @@ CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
 SHOWN := awk '/^Collecting/ {print \"  \" \$$2; fflush()} /^Installing/ {print \"  installing them\"; fflush()}'
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak reliability pictures notebooks readme release-check tour
+.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak tidy reliability pictures notebooks readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ $(GENRL_READY): constraints/torch.txt constraints/genrl.txt
 
 soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow
 	$(BIN)/python -m checks.soak
+
+tidy: $(READY) ## Run 2,000 rounds of 8 stand-in workers with retention; fail if rollouts or the time of a round grow
+	$(BIN)/python -m checks.tidy
 
 reliability: $(READY) ## Run the simulated faults and write docs/reliability.md
 	$(BIN)/python -m checks.reliability

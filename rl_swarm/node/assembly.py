@@ -238,6 +238,7 @@ def open_node(
             doing=lambda: journal.doing,
         )
         member.share(layout.system_info(local.node_id), info)
+        member.open_logs()
         journal.tell(news.take())
         if identity:
             journal.say(f"signing with the public key {identity.public}")

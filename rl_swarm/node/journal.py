@@ -33,6 +33,12 @@ class Stream:
         self._path = path
         self._waiting = b""
 
+    def begin(self) -> None:
+        """Make the file, so that it is there while it is empty."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+
     def append(self, line: str) -> None:
         self._waiting += f"{line}\n".encode("utf-8", "backslashreplace")
         self.flush()
@@ -80,6 +86,7 @@ class Journal:
         self._started = clock.monotonic()
         self._streams = [Stream(root / key) for key in layout.journals(node_id)]
         self._metrics, self._events, self._out, self._err, self._progress = self._streams
+        self._err.begin()
 
     def round_done(self, record: Round) -> None:
         """Write the record of a round. A killed node may play a round again: readers take the last record."""

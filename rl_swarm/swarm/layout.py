@@ -9,7 +9,8 @@ T = TypeVar("T")
 EXPERIMENTS = "experiments"
 ARCHIVES = "archives"  # the default of ROLLOUT_ARCHIVE_PATH
 SEGMENT_STEP = 10  # between the numbers of two journal segments: in between is room for those that replace them
-JOURNALS = ("metrics.jsonl", "training_events.jsonl", "stdout.log", "stderr.log")
+ERRORS = "stderr.log"
+JOURNALS = ("metrics.jsonl", "training_events.jsonl", "stdout.log", ERRORS)
 
 # ASCII only: \d would also match the digits of other scripts, and such a name is no key.
 _ROUND_FILE = re.compile(r"round_([0-9]{1,15})\.json")
@@ -91,6 +92,9 @@ class Layout:
 
     def log(self, node_id: str, name: str) -> str:
         return f"{self.logs}/{node_id}/{name}"
+
+    def how_to_read(self, node_id: str) -> str:
+        return self.log(node_id, "HOW_TO_READ.txt")
 
     def system_info(self, node_id: str) -> str:
         return self.log(node_id, "system_info.json")

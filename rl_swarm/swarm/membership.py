@@ -16,12 +16,21 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.copies import Copies
 from rl_swarm.swarm.correction import check_current
 from rl_swarm.swarm.experiment import Experiment
-from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.layout import ERRORS, Layout
 from rl_swarm.swarm.peers import BEAT_SHARE, Pulse, Registration, register
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.swarm.publisher import Publisher
 from rl_swarm.swarm.retention import Retention, retention_of
 from rl_swarm.swarm.signatures import Signatures
+
+HOW_TO_READ = """\
+Files on this mount cannot grow in place, so what node {node_id} writes about itself comes in numbered pieces:
+metrics/, training_events/, stdout/ and stderr/ beside this file. The whole files appear when the node stops.
+
+Read and follow them with:
+  rl-swarm logs -f {node_id} --experiment {experiment} --gdrive-path FOLDER
+where FOLDER is the shared folder, the one with experiments/ in it.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,16 @@ class Membership:
             self.store.rewrite(key, data)
         except Refused as error:
             self.news.add("refused", str(error))
+
+    def open_logs(self) -> None:
+        """Make `stderr.log`, which stays empty unless the node fails; on a mount also a text that says how to read the journals."""
+        try:
+            self.store.put(self.layout.log(self.node_id, ERRORS), b"")
+        except Refused as error:
+            self.news.add("refused", str(error))
+        if not self.store.appendable:
+            text = HOW_TO_READ.format(node_id=self.node_id, experiment=self.layout.experiment_name)
+            self.share(self.layout.how_to_read(self.node_id), text.encode())
 
     def merge(self, until: float) -> None:
         """Put the finished journals under their documented names."""

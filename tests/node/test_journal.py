@@ -22,6 +22,7 @@ from rl_swarm.swarm.layout import SEGMENT_STEP, Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import News
 from tests.support.clocks import VirtualClock
+from tests.support.members import journal_of, member_of
 from tests.support.rows import metrics, record
 
 LAYOUT = Layout("trial")
@@ -209,6 +210,23 @@ def test_the_tail_of_a_long_journal_is_read_without_the_rest(tmp_path: Path, mon
     read: list[dict[str, Any]] = progress.last_rows(store, LAYOUT.log("me", "training_events.jsonl"))
     assert read[-1]["data"]["number"] == 2999
     assert len(read) < 1000
+
+
+def test_errors_have_a_file_before_there_are_any(store: Store, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    member = member_of(store, tmp_path, "me", clock)
+    journal_of(member, tmp_path)
+    member.open_logs()
+    member.open_logs()
+    errors, text = LAYOUT.log("me", "stderr.log"), LAYOUT.how_to_read("me")
+    assert store.get(errors, limit=10) == b"" == (tmp_path / "me" / "record" / errors).read_bytes()
+    journal_of(member, tmp_path).error(ZeroDivisionError("x"))
+    member.copies.bring(True)
+    assert "ZeroDivisionError" in progress.lines(store, errors)[-1]
+    if store.appendable:
+        assert "HOW_TO_READ.txt" not in store.list(text.rpartition("/")[0])
+    else:
+        assert "rl-swarm logs -f me --experiment trial --gdrive-path FOLDER" in store.get(text, limit=1000).decode()
 
 
 def test_an_error_is_kept_with_its_traceback(store: Store, tmp_path: Path) -> None:

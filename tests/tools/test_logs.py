@@ -53,7 +53,7 @@ class Scene:
             register(self.store, LAYOUT, Registration(node_id, "worker", 0.0, "nano", node_id, "1", "s"))
             root = self.run.home / node_id / "record" if here else self.folder / "elsewhere" / node_id / "record"
             journal = Journal(root, LAYOUT, node_id, self.clock, console=None)
-            root.mkdir(parents=True)
+            root.mkdir(parents=True, exist_ok=True)
             copies = Copies(root, LAYOUT.journals(node_id), self.store, root.parent / "copied", self.clock, print)
             self.nodes[node_id] = journal, copies
         journal, copies = self.nodes[node_id]
@@ -140,7 +140,7 @@ def test_json_gives_the_rows_as_they_were_written(scene: Scene) -> None:
 
 def test_consoles_of_a_launcher_on_this_machine_are_found_and_say_nothing_twice(scene: Scene) -> None:
     consoles = scene.folder / "home" / "consoles" / "trial"
-    consoles.mkdir(parents=True)
+    consoles.mkdir(parents=True, exist_ok=True)
     journal, bring = scene.node("worker_1", here=True)
     with (consoles / "worker_1.log").open("w") as console:
         print(stamped(5.0, "of an earlier run"), file=console)
@@ -238,7 +238,7 @@ def test_memory_is_bounded_by_the_end_of_long_journals(tmp_path: Path) -> None:
     scene = Scene(tmp_path, True)
     journal, bring = scene.node("w1")
     path = tmp_path / "elsewhere" / "w1" / "record" / LAYOUT.log("w1", "stdout.log")
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(stamped(number, f"line {number}") + "\n" for number in range(20_000)))
     bring()
     assert [line.rpartition(" ")[2] for line in scene.shown(most=2)] == ["19998", "19999"]
