@@ -6,7 +6,7 @@ replaced or removed. If something else has the name, such as half a file that a 
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_swarm.config import Config
@@ -85,6 +85,8 @@ def open_archive(config: Config, store: Store, make: bool = True) -> Archive:
             raise ConfigError(wrong)
         return Archive(store, folder)
     place, shared = folder_of(typed), folder_of(store.url)
+    if place and shared and (below := _below(place, shared)):
+        return open_archive(replace(config, archive_path=below), store)  # by keys, which follow no link that others put there
     if place and shared and _inside(place.absolute(), shared / EXPERIMENTS):
         raise ConfigError(wrong)
     if place and make:
@@ -95,6 +97,13 @@ def open_archive(config: Config, store: Store, make: bool = True) -> Archive:
                 f"ROLLOUT_ARCHIVE_PATH cannot be made, got {typed!r} ({error.strerror}): name a folder that can be written"
             ) from None
     return Archive(open_store(typed, store.clock, writable=make))
+
+
+def _below(place: Path, shared: Path) -> str:
+    """The path of a folder below the shared one, as it was typed; empty if it lies elsewhere."""
+    typed = Path(os.path.abspath(place))
+    roots = [root for root in (shared.absolute(), shared.resolve()) if typed.is_relative_to(root) and typed != root]
+    return typed.relative_to(roots[0]).as_posix() if roots else ""
 
 
 def _inside(place: Path, folder: Path) -> bool:

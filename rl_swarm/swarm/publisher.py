@@ -288,6 +288,7 @@ class Publisher:
             self.counters["uploaded"] += 1
             for old in outdated:
                 self.store.delete(old)
+                self.store.remove_folder(old.rpartition("/")[0])
         except FileNotFoundError:  # pruned meanwhile: a newer one follows
             pass
         except Refused as error:

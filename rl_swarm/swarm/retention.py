@@ -6,6 +6,7 @@ and alive may still read. Before anything is deleted a document says which round
 can tell them from lost ones. Rewards, announcements and journals stay.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,14 +17,14 @@ from rl_swarm.rollout import BUNDLE_BYTES
 from rl_swarm.store import Store
 from rl_swarm.swarm.archive import Archive, open_archive
 from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_folder, stage_of_folder
-from rl_swarm.swarm.peers import has_left, newest_heartbeat, read_registration, registered
+from rl_swarm.swarm.peers import Heartbeat, has_left, newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.removals import Removal, write_removal
 from rl_swarm.swarm.rounds import FIRST_STAGE, read_reward, submitted
 from rl_swarm.swarm.signatures import Signatures
 
 SILENT_INTERVALS = 6  # round intervals without a new heartbeat, after which a node that is behind no longer counts
-MOST_FILES = 100  # removed in one go, so that heartbeats are not late
-MOST_LISTED = 50  # rounds that are looked into in one go
+MOST_FILES = 20  # removed in one go, so that nothing else that is to be published waits long
+MOST_LISTED = 10  # rounds that are looked into in one go
 MOST_ASKED = 50  # nodes whose heartbeat is read in one go
 DAY_SECONDS = 86_400.0
 
@@ -93,6 +94,7 @@ class Retention:
         self._workers: dict[str, bool] = {}  # registered nodes, and whether each is a worker
         self._signs: dict[str, tuple[int, float]] = {}  # node → number of its newest heartbeat, and when that was first read
         self._refused: set[str] = set()
+        self._measuring = False  # sizes of rounds are still unknown
 
     def reached(self, number: int) -> None:
         """Note that this node has done a round, or that it is open."""
@@ -112,7 +114,7 @@ class Retention:
         if rounds:
             self._note(rounds[-1] + 1)
         found, all_of_it = self._remove(rounds)
-        if all_of_it:
+        if all_of_it and not self._measuring:
             self._cleaned = newest
         if found.files:
             self.tell("pruned", "", rounds=list(found.rounds), files=found.files, bytes=found.bytes, archived=found.archived)
@@ -127,9 +129,15 @@ class Retention:
         return self._without_needed([number for number in old if number in beyond], newest)
 
     def plan(self, newest: int) -> Pruned:
-        """What there is to remove, all of it."""
-        rounds = [number for number in self.removable(newest) if any(self._files(number))]
-        keys = [key for number in rounds for key in self._files(number)]
+        """What there is to remove, all of it; removes nothing."""
+        found: dict[int, list[str]] = {}
+        done = set(self._done)
+        while (rounds := self.removable(newest)) or self._measuring:
+            found |= {number: list(self._files(number)) for number in rounds}
+            self._done.update(rounds)  # as if they were gone
+        self._done = done
+        rounds = [number for number, keys in found.items() if keys]
+        keys = [key for number in rounds for key in found[number]]
         return Pruned(tuple(rounds), len(keys), sum(map(self._size, keys)), len(keys) if self.archive else 0)
 
     @property
@@ -163,22 +171,21 @@ class Retention:
         return next((reward.submitted_at for reward in rewards if reward), None)
 
     def _beyond_size(self, there: set[int], newest: int) -> list[int]:
-        """The oldest rounds, without which the rest fits."""
+        """The oldest rounds, without which the rest fits; none while rounds are left to be measured."""
         if self._policy.megabytes is None:
             return []
+        rounds = sorted((number for number in there - self._done if number <= newest), reverse=True)
+        unknown = [number for number in rounds if number not in self._sizes and number <= newest - self._policy.least]
+        self._sizes |= {number: self._size_of(number) for number in unknown[:MOST_LISTED]}
+        self._measuring = len(unknown) > MOST_LISTED
         left, found = self._policy.megabytes * 1e6, list[int]()
-        for number in sorted(there - self._done, reverse=True):
-            left -= self._size_of_round(number, newest)
+        for number in () if self._measuring else rounds:
+            left -= self._sizes[number] if number in self._sizes else self._size_of(number)
             found += [number] if left < 0 else []
         return found
 
-    def _size_of_round(self, number: int, newest: int) -> int:
-        size = self._sizes.get(number)
-        if size is None:
-            size = sum(map(self._size, self._files(number)))
-            if number <= newest - self._policy.least:
-                self._sizes[number] = size
-        return size
+    def _size_of(self, number: int) -> int:
+        return sum(map(self._size, self._files(number)))
 
     def _size(self, key: str) -> int:
         try:
@@ -189,41 +196,51 @@ class Retention:
     # What others need
 
     def _without_needed(self, rounds: list[int], newest: int) -> list[int]:
-        """Leave out a round from which a node that is behind and alive may still read, and all later ones."""
+        """Return the first few rounds, up to one from which a node that is behind and alive may still read."""
+        if rounds:
+            self._meet_workers()
+        beats: dict[str, Heartbeat | None] = {}
         for place, number in enumerate(rounds[:MOST_LISTED]):
-            behind = self._behind(number, newest)
-            if any(self._needs(node_id, number) for node_id in sorted(behind)[:MOST_ASKED]):
+            if any(self._needs(node_id, number, beats) for node_id in self._behind(number, newest)):
                 return rounds[:place]
         return rounds[:MOST_LISTED]
 
-    def _behind(self, number: int, newest: int) -> set[str]:
-        """Workers of which no reward is known for the last round whose window has this one, or for one of those after it."""
-        for node_id in registered(self.store, self.layout) - self._workers.keys():
+    def _meet_workers(self) -> None:
+        """Find new registrations, which anybody may have made."""
+        for node_id in sorted(registered(self.store, self.layout) - self._workers.keys())[:MOST_ASKED]:
             found = read_registration(self.store, self.layout, node_id, self.signatures)
             if found:
                 self._workers[node_id] = found.node_role == "worker"
+
+    def _behind(self, number: int, newest: int) -> list[str]:
+        """Workers of which no reward is known for the last round whose window has this one, or for one after it.
+
+        Only some of very many, those of which a heartbeat is known first.
+        """
         behind = {name for name, works in self._workers.items() if works and name != self.by}
         last = number + self._policy.window - 1
         for later in range(last, min(newest, last + MOST_ASKED) + 1):
             if not behind:
                 break
             behind -= submitted(self.store, self.layout, later, FIRST_STAGE)
-        return behind
+        return sorted(behind, key=lambda name: (name not in self._signs, name))[:MOST_ASKED]
 
-    def _needs(self, node_id: str, number: int) -> bool:
-        """Whether a node that is behind may come to a round whose window has this one."""
-        beat = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
+    def _needs(self, node_id: str, number: int, beats: dict[str, Heartbeat | None]) -> bool:
+        """Whether a node that is behind may come to a round whose window has this one. `beats` keeps heartbeats that were read."""
+        if node_id not in beats:
+            beats[node_id] = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
+        beat = beats[node_id]
         if beat and (has_left(beat.doing) or beat.round >= number + self._policy.window):
             return False
         silence = SILENT_INTERVALS * self.interval
         if not self.patient:
             return beat is not None and self.clock.wall() - beat.sent_at < silence
-        now, sequence = self.clock.monotonic(), beat.sequence if beat else -1
-        before, since = self._signs.get(node_id, (-2, now))
-        if sequence > before:
-            self._signs[node_id] = (sequence, now)
+        now = self.clock.monotonic()
+        before, since = self._signs.get(node_id, (-1, -math.inf))
+        if beat and beat.sequence > before:
+            self._signs[node_id] = (beat.sequence, now)
             return True
-        return now - since < silence
+        return now - since < silence  # never for one that has sent no heartbeat: nodes send one when they start
 
     # Removing
 

@@ -231,7 +231,10 @@ def _records(place: str, experiment_name: str) -> dict[str, list[Round]]:
     store, layout = _open(place, experiment_name)
     index, found = _index(store, layout), dict[str, list[Round]]()
     for node in look_once(store, layout).nodes:
-        found[node.node_id] = [msgspec.structs.replace(row, node_id=node.node_id) for row in index.records(node.node_id)]
+        rows = index.records(node.node_id)
+        found[node.node_id] = [
+            row if row.node_id == node.node_id else msgspec.structs.replace(row, node_id=node.node_id) for row in rows
+        ]
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_swarm.config import Config
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, Refused
 from rl_swarm.packing import METHODS, packed
 from rl_swarm.rollout import BUNDLE_BYTES, encode
 from rl_swarm.store.folder import FolderStore
@@ -73,6 +73,19 @@ def test_nor_is_a_path_that_leads_there(tmp_path: Path) -> None:
     for place in (tmp_path / "store" / "experiments", tmp_path / "link", tmp_path / "link" / "trial"):
         with pytest.raises(ConfigError, match="must not lie in experiments/ of the shared folder"):
             open_archive(Config(archive_path=str(place)), store)
+
+
+def test_a_path_below_the_shared_folder_is_used_by_keys(tmp_path: Path) -> None:
+    """So a link that somebody puts there leads nowhere."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "private").mkdir()
+    (tmp_path / "store" / "old").symlink_to(tmp_path / "private")
+    store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
+    archive = open_archive(Config(archive_path=str(tmp_path / "store" / "old")), store)
+    assert archive.folder == "old" and archive.store is store
+    with pytest.raises(Refused):
+        archive.keep(KEY, DATA)
+    assert not list((tmp_path / "private").iterdir())
 
 
 def test_a_path_elsewhere_is_made(tmp_path: Path) -> None:

@@ -193,6 +193,39 @@ def test_who_looks_only_once_judges_by_the_time_in_the_heartbeat(store: MemorySt
 # Work in small pieces, faults, strangers
 
 
+def test_many_rounds_are_measured_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "MOST_LISTED", 3)
+    store = MemoryStore(clock=VirtualClock())
+    played(store, 30)
+    retention = cleaner(store, KEEP_MB=store.size(LAYOUT.bundle(0, "w1")) * 21 / 1e6)
+    planned = cleaner(store, KEEP_MB=store.size(LAYOUT.bundle(0, "w1")) * 21 / 1e6).plan(29)
+    retention.reached(29)
+    removed = 0
+    while retention.due:
+        removed += retention.clean().files
+    assert removed == planned.files > 30 and len(planned.rounds) == 30 - len(kept(store))
+
+
+def test_a_flood_of_made_up_nodes_costs_little_and_holds_up_nobody(store: MemoryStore) -> None:
+    for number in range(500):
+        name = f"a{number}"
+        store._data[LAYOUT.peer(name)] = seal(Registration(name, "worker", 0.0, "nano", name, "1", "s"))
+    before = store.counts["get"] + store.counts["list"]
+    clean(cleaner(store, KEEP_LAST_N_ROUNDS=5), 9)
+    assert kept(store) == [5, 6, 7, 8, 9] and store.counts["get"] + store.counts["list"] - before < 400
+
+
+def test_a_link_in_the_place_of_a_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    store = FolderStore(tmp_path / "store", VirtualClock(), local=True)
+    played(store, 10)
+    (store.root / LAYOUT.bundle(0, "w1")).unlink()
+    (store.root / LAYOUT.bundle(0, "w1")).symlink_to(tmp_path / "mine")
+    clean(cleaner(store, KEEP_LAST_N_ROUNDS=5), 9)
+    assert kept(store) == [0, 5, 6, 7, 8, 9] and (tmp_path / "mine").read_text() == "mine"
+
+
 def test_many_files_are_removed_some_at_a_time(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "MOST_FILES", 3)
     retention = cleaner(store, KEEP_LAST_N_ROUNDS=5)
