@@ -222,7 +222,8 @@ class _Checks:
         rounds = sorted({number for number in self.removed.values() if number})
         if rounds:
             nodes = [node for node, number in self.removed.items() if number and node in self.workers]
-            yield Finding("retention", "ok", f"rollouts of rounds before {rounds[-1]} were removed on purpose: of {_some(nodes)}")
+            done = f"rollouts of rounds before {rounds[-1]} were removed or archived on purpose"
+            yield Finding("retention", "ok", f"{done}: of {_some(nodes)}")
 
     def _check_limits(self) -> Iterator[Finding]:
         if self.too_many:

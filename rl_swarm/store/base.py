@@ -125,8 +125,8 @@ class Store(ABC):
         return self._try("get", key, lambda: self._size(key))
 
     def remove_folder(self, key: str) -> None:
-        """Remove a folder if it is empty, where a backend has folders. Errors are ignored: an empty folder does no harm."""
-        return
+        """Remove a folder if it is empty, where a backend has folders. One that cannot be removed stays: it does no harm."""
+        self._try("delete", key, lambda: self._remove_folder(key))
 
     def delete(self, key: str) -> None:
         """Remove a key; a missing one is fine."""
@@ -208,6 +208,9 @@ class Store(ABC):
 
     @abstractmethod
     def _delete(self, key: str) -> None: ...
+
+    def _remove_folder(self, key: str) -> None:
+        return
 
 
 def is_key(text: str) -> bool:

@@ -97,7 +97,7 @@ class FolderStore(Store):
         except NotFound as error:
             return str(error) if isinstance(error, Refused) else ""
 
-    def remove_folder(self, key: str) -> None:
+    def _remove_folder(self, key: str) -> None:
         folders, name = _split(key)
         with contextlib.suppress(OSError), open_folder(self.root, folders) as folder:
             folder.remove_folder(name)

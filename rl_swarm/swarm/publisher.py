@@ -34,7 +34,7 @@ class Publisher:
     """`pump` does all the work. A thread calls it in a real node (`background`), a simulation calls it itself.
 
     `mine` says whether this node signed a document, so that nothing else may have its name. `copy` brings journals to the store;
-    its argument is True when the node stops. `clean` removes old files, some at a time. `tell` is given a line for people about
+    its argument is True when the node stops. `clean` removes old files, likewise. `tell` is given a line for people about
     every document that was refused. `confirm` raises ConfigError if this node should publish nothing any more; it is asked until
     the first document is in the store.
     """
@@ -47,7 +47,7 @@ class Publisher:
     background: bool = True
     mine: Callable[[str, bytes], bool] = lambda key, data: False
     copy: Callable[[bool], None] = lambda all_of_it: None
-    clean: Callable[[], object] = lambda: None
+    clean: Callable[[bool], object] = lambda all_of_it: None
     tell: Callable[[str], None] = lambda line: None
     confirm: Callable[[], None] = lambda: None
 
@@ -109,7 +109,7 @@ class Publisher:
                 self._beat_if_due()
                 if self._upload:
                     self._send_large(self._upload)
-                self.clean()
+                self.clean(self._closing)
             except (StoreAway, NotFound):  # a document that exists and is not found will be found later
                 self.counters["store_away"] += 1
                 self.away = True

@@ -49,6 +49,10 @@ class Pruned:
     bytes: int = 0
     archived: int = 0
 
+    def and_also(self, other: "Pruned") -> "Pruned":
+        rounds = tuple(sorted({*self.rounds, *other.rounds}))
+        return Pruned(rounds, self.files + other.files, self.bytes + other.bytes, self.archived + other.archived)
+
 
 def policy_of(config: Config) -> Policy:
     """The limits that the settings ask for. The number of rounds has a default, which counts if no other limit is set."""
@@ -90,6 +94,8 @@ class Retention:
     def __post_init__(self) -> None:
         self._reached = self._cleaned = self._noted = -1
         self._done: set[int] = set()  # rounds in which nothing is left to remove
+        self._tried: set[int] = set()  # rounds that were cleaned while this round was the newest, also if something stays there
+        self._tried_for = -1
         self._sizes: dict[int, int] = {}  # bytes of rounds that grow no more
         self._workers: dict[str, bool] = {}  # registered nodes, and whether each is a worker
         self._signs: dict[str, tuple[int, float]] = {}  # node → number of its newest heartbeat, and when that was first read
@@ -105,16 +111,24 @@ class Retention:
         """Whether there may be something to remove."""
         return self.policy is not None and self._cleaned < self._reached
 
-    def clean(self) -> Pruned:
-        """Remove some of what is due. May raise StoreAway: the next call goes on."""
-        if not self.due:
-            return Pruned()
+    def clean(self, all_of_it: bool = False) -> Pruned:
+        """Remove some of what is due, or all of it. May raise StoreAway: the next call goes on."""
+        found = Pruned()
+        while self.due:
+            found = found.and_also(self._clean_some())
+            if not all_of_it:
+                break
+        return found
+
+    def _clean_some(self) -> Pruned:
         newest = self._reached
+        if newest > self._tried_for:
+            self._tried, self._tried_for = set(), newest
         rounds = self.removable(newest)
         if rounds:
             self._note(rounds[-1] + 1)
-        found, all_of_it = self._remove(rounds)
-        if all_of_it and not self._measuring:
+        found = self._remove(rounds)
+        if len(rounds) < MOST_LISTED and self._tried.issuperset(rounds) and not self._measuring:
             self._cleaned = newest
         if found.files:
             self.tell("pruned", "", rounds=list(found.rounds), files=found.files, bytes=found.bytes, archived=found.archived)
@@ -124,7 +138,7 @@ class Retention:
         """Rounds of which something may be removed while this round is the newest, oldest first."""
         there = recognised(round_of_folder, self.store.list(self.layout.rollouts))
         self._done &= there
-        old = sorted(number for number in there - self._done if number <= newest - self._policy.least)
+        old = sorted(number for number in there - self._done - self._tried if number <= newest - self._policy.least)
         beyond = {*self._beyond_count(old, newest), *self._beyond_age(old), *self._beyond_size(there, newest)}
         return self._without_needed([number for number in old if number in beyond], newest)
 
@@ -157,7 +171,7 @@ class Retention:
             return []
         oldest = self.clock.wall() - self._policy.days * DAY_SECONDS
         last = -1
-        for number in old:
+        for number in old[:MOST_LISTED]:
             moment = self._moment(number)
             if moment is not None and moment > oldest:
                 break
@@ -252,8 +266,8 @@ class Retention:
         write_removal(self.store, self.layout, note, self.signatures)
         self._noted = before
 
-    def _remove(self, rounds: list[int]) -> tuple[Pruned, bool]:
-        """Remove some of the files of these rounds; return what was removed, and whether these were all that is due."""
+    def _remove(self, rounds: list[int]) -> Pruned:
+        """Remove the files of the first of these rounds."""
         sizes: dict[str, int] = {}
         touched: list[int] = []
         for number in rounds:
@@ -262,11 +276,11 @@ class Retention:
             gone = {key: size for key in self._files(number) if (size := self._remove_file(key)) is not None}
             sizes |= gone
             touched += [number] if gone else []
+            self._tried.add(number)
             self._sizes.pop(number, None)
             if self.store.appendable or not gone:  # on a mount a listing may lag: wait for one that was empty from the beginning
                 self._close(number)
-        pruned = Pruned(tuple(touched), len(sizes), sum(sizes.values()), len(sizes) if self.archive else 0)
-        return pruned, len(rounds) < MOST_LISTED and len(sizes) < MOST_FILES
+        return Pruned(tuple(touched), len(sizes), sum(sizes.values()), len(sizes) if self.archive else 0)
 
     def _remove_file(self, key: str) -> int | None:
         """Archive a file if asked to, then delete it; return its size, or None if it stays or somebody else has removed it."""

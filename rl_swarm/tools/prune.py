@@ -41,10 +41,7 @@ def prune(run: Run, dry_run: bool, say: Callable[[str], None]) -> Pruned:
     if dry_run:
         return retention.plan(newest)
     retention.reached(newest)
-    total = Pruned()
-    while retention.due:
-        total = _sum(total, retention.clean())
-    return total
+    return retention.clean(all_of_it=True)
 
 
 def newest_round(run: Run, signatures: Signatures) -> int:
@@ -71,11 +68,6 @@ def _signatures(run: Run) -> Signatures:
             "SWARM_IDENTITY to that key; nodes remove their own with ROLLOUT_CLEANUP_ENABLED"
         )
     return replace(found, identity=identity)
-
-
-def _sum(one: Pruned, other: Pruned) -> Pruned:
-    rounds = tuple(sorted({*one.rounds, *other.rounds}))
-    return Pruned(rounds, one.files + other.files, one.bytes + other.bytes, one.archived + other.archived)
 
 
 def sentence(run: Run, pruned: Pruned, dry_run: bool) -> Text:

@@ -85,7 +85,7 @@ def test_rollouts_that_retention_removed_are_not_missing(store: MemoryStore) -> 
     assert not failed(found)
     assert details(found, "rollouts") == ["all 24 readable and complete; those of 6 rounds of nodes were removed"]
     assert details(found, "sharing") == [f"{before}, or in its author's record where that was removed"]
-    assert details(found, "retention") == ["rollouts of rounds before 2 were removed on purpose: of w1, w2, w3"]
+    assert details(found, "retention") == ["rollouts of rounds before 2 were removed or archived on purpose: of w1, w2, w3"]
 
 
 def test_rollouts_that_are_lost_are_missing_also_beside_removed_ones(store: MemoryStore) -> None:

@@ -236,6 +236,22 @@ def test_many_files_are_removed_some_at_a_time(store: MemoryStore, monkeypatch: 
     assert counts == [4, 4, 2] and kept(store) == [5, 6, 7, 8, 9]
 
 
+def test_rounds_in_which_something_stays_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "MOST_LISTED", 3)
+    store = MemoryStore(clock=VirtualClock())
+    played(store, 20)
+    for number in range(6):
+        store.rewrite(LAYOUT.bundle(number, "w1"), b"half a document")
+    retention = cleaner(store, KEEP_LAST_N_ROUNDS=5, ARCHIVE_OLD="true")
+    retention.reached(19)
+    assert retention.clean(all_of_it=True).files == 24 and not retention.due
+    assert kept(store) == [0, 1, 2, 3, 4, 5, 15, 16, 17, 18, 19]
+    for number in range(6):
+        store.rewrite(LAYOUT.bundle(number, "w1"), encode(bundle("w1", number)))
+    retention.reached(20)
+    assert retention.clean(all_of_it=True).files == 8 and kept(store) == [16, 17, 18, 19], "the next round looks again"
+
+
 def test_a_store_that_goes_away_is_gone_on_with(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     retention, delete, turns = cleaner(store, KEEP_LAST_N_ROUNDS=5), store.delete, iter(range(100))
 

@@ -159,8 +159,7 @@ class StoreExam:
         try:
             for name in names:
                 store.delete(name)
-            if isinstance(store, FolderStore):
-                store.remove_folder(FOLDER)  # unless another doctor's documents are in it
+            store.remove_folder(FOLDER)  # unless another doctor's documents are in it
             left = {name.rpartition("/")[2] for name in names} & set(store.list(FOLDER))
         except StoreAway as away:
             self._add("delete", "warning", f"{away}; delete {FOLDER}/ in the store by hand")
