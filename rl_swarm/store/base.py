@@ -52,6 +52,9 @@ class Store(ABC):
     first_pause_seconds = 0.05
     retry_seconds = math.inf  # after this long an operation is not tried again
     appendable = False
+    journal_seconds = 30.0  # between two segments of a journal, where it is not
+    exclusive = True  # of several writers of one key, at most one is told that it has written
+    settle_seconds = 0.0  # otherwise: after this long all readers agree on one of them
     parallel = 1  # gets that are worth having under way at once
     hang_seconds: float | None = None
     transfer_seconds = 600.0  # the same for a large file

@@ -18,6 +18,9 @@ MARK = "="  # in no key
 
 
 class CandidateBucket(BucketStore):
+    exclusive = False
+    settle_seconds = 2.0
+
     @property
     def about(self) -> str:
         return f"{self.url}, a bucket whose service creates a key again for each writer: all readers choose the earliest"

@@ -12,7 +12,8 @@ EXTRAS = {"s3": "cloud", "gs": "cloud", "az": "cloud", "gdrive": "gdrive"}
 
 
 def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
-    """Open a folder (a path or file:// URL), a bucket (s3://, gs://, az://), or memory://NAME, a store inside this process.
+    """Open a folder (a path or file:// URL), a bucket (s3://, gs://, az://), a folder of Google Drive
+    (gdrive://FOLDER_ID), or memory://NAME, a store inside this process.
 
     With `writable`, a store is probed by writing to it; readers pass False. Raises LibraryError with the command that installs a
     missing extra.
@@ -34,10 +35,14 @@ def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -
             raise LibraryError(
                 f"{scheme}:// needs the package {error.name}, which is not installed: pip install 'rl-swarm[{extra}]'"
             ) from None
-    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, s3://, gs:// or az://")
+    raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, s3://, gs://, az:// or gdrive://")
 
 
 def _open_remote(scheme: str, rest: str, clock: Clock | None, writable: bool) -> Store:
+    if scheme == "gdrive":
+        from rl_swarm.store.drive import DriveStore
+
+        return DriveStore.open(rest, clock, writable)
     from rl_swarm.store.clouds import open_bucket
 
     return open_bucket(scheme, rest, clock, writable)

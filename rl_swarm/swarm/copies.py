@@ -23,7 +23,6 @@ from rl_swarm.store import Store
 from rl_swarm.swarm.layout import SEGMENT_STEP, Layout
 
 GROWING_SECONDS = 1.0  # between two copies to a file that grows in place
-SEGMENT_SECONDS = 30.0  # between two segments
 CHUNK_BYTES = 4 << 20  # copied at a time
 MERGED_BYTES = 64 << 20  # of a longer journal only the segments are in the store
 TRIES = 3  # numbers that are tried for a segment
@@ -81,7 +80,7 @@ class Copies:
                 except Refused as error:
                     self._refused.add(key)
                     self.tell(f"{error}; until the next start this journal is on the node's own disk only, in {self.root / key}")
-        self._due = self.clock.monotonic() + (GROWING_SECONDS if self.store.appendable else SEGMENT_SECONDS)
+        self._due = self.clock.monotonic() + (GROWING_SECONDS if self.store.appendable else self.store.journal_seconds)
 
     def merge(self, until: float) -> None:
         """Put whole journals under their documented names, for people; begin none after `until`."""

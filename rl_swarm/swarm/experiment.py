@@ -159,7 +159,10 @@ def publish(
         if fault := next(_faults(mine, layout), None):
             raise ConfigError(f"the experiment {layout.experiment_name!r} cannot be published, {fault}: choose another")
         data = seal(mine) if identity is None else sign(identity, mine.experiment_id, layout.experiment, seal(mine))
-        if store.put(layout.experiment, data):
+        written = store.put(layout.experiment, data)
+        if written and not store.exclusive:
+            clock.sleep(store.settle_seconds)  # another node may have been told the same
+        if written and store.exclusive:
             return mine if identity is None else msgspec.structs.replace(mine, key=identity.public)
         existing = read(store, layout, config.founder)
     if existing is None:

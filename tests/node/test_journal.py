@@ -17,7 +17,7 @@ from rl_swarm.runs.record import stamped, unstamped
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
-from rl_swarm.swarm.copies import FANOUT, GROWING_SECONDS, SEGMENT_SECONDS, TRIES, Copies
+from rl_swarm.swarm.copies import FANOUT, GROWING_SECONDS, TRIES, Copies
 from rl_swarm.swarm.layout import SEGMENT_STEP, Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.swarm.protocol import News
@@ -74,7 +74,7 @@ def test_rows_are_read_back_in_order_and_once_before_and_after_merging(store: St
         journal = make(store, tmp_path, clock)
         for number in range(10):
             journal.round_done(record(life * 10 + number, 0.5))
-            clock.sleep(SEGMENT_SECONDS / 4)
+            clock.sleep(Store.journal_seconds / 4)
             journal.bring()
         journal.flush()
         assert [row["round"] for row in metrics(store, LAYOUT, "me")] == list(range(life * 10 + 10))
@@ -158,7 +158,7 @@ def test_what_a_killed_node_did_not_get_to_is_copied_at_its_next_start(store: St
     killed.say("first")
     killed.flush()
     killed.say("last words")
-    clock.sleep(SEGMENT_SECONDS)
+    clock.sleep(Store.journal_seconds)
     make(store, tmp_path, clock).flush()
     assert said_in(progress.lines(store, LAYOUT.log("me", "stdout.log"))) == ["first", "last words"]
 
@@ -268,7 +268,7 @@ def said_of_a_week(store: Store, folder: Path, count: int, kill_at: int = -1) ->
     journal = Copied(store, folder, clock)
     for number in range(count):
         journal.round_done(record(number, 0.5))
-        clock.sleep(SEGMENT_SECONDS)
+        clock.sleep(Store.journal_seconds)
         journal.bring()
         counts.append(len(progress.segment_keys(store, METRICS)))
         if number % 97 == kill_at:
@@ -378,7 +378,7 @@ def test_lines_that_were_said_twice_stay_twice(store: Store, tmp_path: Path) -> 
         journal = make(store, tmp_path, clock)
         for line in ("waiting", "round 1", "waiting", "waiting"):
             journal.say(line)
-            clock.sleep(SEGMENT_SECONDS)
+            clock.sleep(Store.journal_seconds)
             journal.bring()
         journal.flush()
         journal.merge(10)

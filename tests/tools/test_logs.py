@@ -22,7 +22,7 @@ from rl_swarm.runs.record import stamped
 from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
-from rl_swarm.swarm.copies import SEGMENT_SECONDS, Copies
+from rl_swarm.swarm.copies import Copies
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
 from rl_swarm.tools.logs import Logs, Printer, show_logs
@@ -76,7 +76,7 @@ def test_all_nodes_are_interleaved_by_time_also_while_their_journals_are_segment
         for node_id in ("w1", "w2"):
             journal, bring = scene.node(node_id)
             journal.say(f"line {number}")
-            scene.clock.sleep(SEGMENT_SECONDS)
+            scene.clock.sleep(Store.journal_seconds)
             bring()
     lines = [line.partition(" w")[2] for line in scene.shown()]
     assert lines == [f"{node} line {number}" for number in range(4) for node in (1, 2)]

@@ -1,0 +1,216 @@
+"""Swarms of real processes on a real S3 server, and on a fake of Google Drive, behind a proxy with faults."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from rl_swarm.rollout import BUNDLE_BYTES, decode
+from rl_swarm.store import Store, open_store
+from rl_swarm.swarm.layout import Layout
+from tests.node.test_swarm_processes import check_rewards
+from tests.support.drive_fake import ROOT as ROOT_ID
+from tests.support.drive_fake import drive_fake
+from tests.support.fault_proxy import FaultProxy, fault_proxy
+from tests.support.processes import ROOT, LocalSwarm
+from tests.support.s3_server import BUCKET, KEY, SECRET, make_client, s3_server, variables
+
+FAULTS = {"delay": 0.05, "error": 0.05, "limit": 0.05, "cut": 0.05, "lost": 0.02}
+ROUNDS = 10
+OUTAGE_SECONDS = 20.0  # longer than the library retries
+TOKEN = "token-of-the-emulator"
+
+
+@dataclass
+class Remote:
+    """A store behind a proxy with faults for the nodes; this process talks to the server itself."""
+
+    place: str
+    proxy: FaultProxy
+    variables: dict[str, str]  # of a node
+    secrets: tuple[str, ...]
+    contents: Callable[[], dict[str, bytes]]  # all that is stored, by name
+
+
+@pytest.fixture(params=["s3", "drive"])
+def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    with _bucket(monkeypatch) if request.param == "s3" else _drive(monkeypatch) as made:
+        yield made
+
+
+@contextmanager
+def _bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    with s3_server() as server, fault_proxy(server, seed=20, **FAULTS) as proxy:
+        for name, value in variables(server).items():
+            monkeypatch.setenv(name, value)
+        client = make_client(server, BUCKET)
+
+        def contents() -> dict[str, bytes]:
+            return {each["path"]: bytes(obstore.get(client, each["path"]).bytes()) for each in obstore.list(client).collect()}
+
+        yield Remote(f"s3://{BUCKET}/place", proxy, variables(proxy.endpoint), (KEY, SECRET), contents)
+
+
+@contextmanager
+def _drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    with drive_fake(lag_seconds=0.2) as drive, fault_proxy(drive.endpoint, seed=20, **FAULTS) as proxy:
+        monkeypatch.setenv("DRIVE_EMULATOR_HOST", drive.endpoint)
+
+        def contents() -> dict[str, bytes]:
+            return {node.id + node.name: node.data for node in drive.nodes.values()}
+
+        yield Remote(f"gdrive://{ROOT_ID}/place", proxy, {"DRIVE_EMULATOR_HOST": proxy.endpoint}, (TOKEN,), contents)
+
+
+class RemoteSwarm(LocalSwarm):
+    def __init__(self, tmp_path: Path, url: str, **settings: Any) -> None:
+        super().__init__(tmp_path, **(settings | {"GDRIVE_PATH": url}))
+        self.url = url
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.url, writable=False)
+
+
+def published(store: Store, layout: Layout, last: int) -> set[str]:
+    found = set()
+    for number in range(last + 1):
+        folder = layout.rollouts_of(number)
+        for name in store.list(folder):
+            found |= {rollout.id for rollout in decode(store.get(f"{folder}/{name}", limit=BUNDLE_BYTES)).rollouts}
+    return found
+
+
+def check_no_secret(remote: Remote, place: Path) -> None:
+    """No credential is in the store, nor in anything that a node left on its disk or printed."""
+    stored, files = remote.contents(), [path for path in place.rglob("*") if path.is_file()]
+    assert any(name.endswith("experiment.json") for name in stored) and any(name.endswith("metrics.jsonl") for name in stored)
+    assert files
+    for name, data in stored.items() | {(str(path), path.read_bytes()) for path in files}:
+        assert not any(secret.encode() in data for secret in remote.secrets), name
+
+
+@pytest.mark.slow
+def test_four_workers_go_on_through_faults_a_kill_and_an_outage(remote: Remote, tmp_path: Path) -> None:
+    proxy = remote.proxy
+    swarm = RemoteSwarm(
+        tmp_path,
+        remote.place,
+        MAX_ROUNDS=ROUNDS,
+        NUM_TRANSPLANT_TREES=2,
+        COORDINATOR_ROUND_INTERVAL=10,
+        NUM_TRAIN_SAMPLES=4,
+        CHECKPOINT_INTERVAL=2,
+        STANDIN_SECONDS=0.5,
+        **remote.variables,
+    )
+    names = ["w1", "w2", "w3", "w4"]
+    try:
+        processes = {"boss": swarm.start("boss", "coordinator")} | {name: swarm.start(name) for name in names}
+        swarm.wait_for_round(3, 120)
+        while not swarm.announced():  # the coordinator may be slow to start
+            assert processes["boss"].poll() is None, swarm.console("boss")
+            time.sleep(0.2)
+        processes["w1"].send_signal(signal.SIGKILL)
+        processes["w1"].wait()
+        proxy.down = True
+        time.sleep(OUTAGE_SECONDS)
+        died = [swarm.console(name) for name, process in processes.items() if name != "w1" and process.poll() not in (None, 0)]
+        assert not died
+        proxy.down = False
+        processes["w1"] = swarm.start("w1")
+        for name, process in processes.items():
+            assert swarm.wait(process, 200) == 0, swarm.console(name)
+        assert swarm.announced()[-1] == ROUNDS - 1, "workers may be ahead of the coordinator, at first and in the outage"
+        assert {max(row["round"] for row in swarm.metrics(name)) for name in names} == {ROUNDS - 1}
+        check_rewards(swarm, names)
+        ids = published(swarm.store, swarm.layout, ROUNDS - 1)
+        for name in names:
+            used = [rollout_id for row in swarm.metrics(name) for rollout_id in row["external_ids"]]
+            assert used and len(used) == len(set(used)) and set(used) <= ids
+            assert {rollout_id.split("/")[0] for rollout_id in used} <= set(names) - {name}
+        assert all(proxy.done[fault] for fault in FAULTS), proxy.done
+        print(dict(proxy.done))
+        check_no_secret(remote, tmp_path)
+    finally:
+        swarm.close()
+
+
+@pytest.mark.slow
+def test_a_nano_swarm_trains_and_reports(remote: Remote, tmp_path: Path) -> None:
+    url = remote.place
+    environment = remote.variables | {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path / "user"),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "EVAL_INTERVAL": "0",
+        "CHECKPOINT_INTERVAL": "2",
+    }
+    settings = ("--model-name", "nano", "--max-rounds", "4", "--num-train-samples", "4", "--num-transplant-trees", "2")
+    run = [sys.executable, "-m", "rl_swarm.cli"]
+    command = [*run, "swarm", "--workers", "4", "--gdrive-path", url, "--experiment", "e", *settings]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"others join with: rl-swarm join {url}/e\n" in done.stdout
+    (tmp_path / "console").write_text(done.stdout + done.stderr)
+    store, layout = open_store(url, writable=False), Layout("e")
+    assert {"report.html", "report.png", "experiment.json"} <= set(store.list(layout.root))
+    assert store.list(layout.checkpoints), "checkpoints are in the bucket"
+    assert len(store.list(layout.rollouts_of(3))) == 4
+    check_no_secret(remote, tmp_path)
+    status = [*run, "status", "--gdrive-path", url, "--experiment", "e"]
+    shown = subprocess.run(status, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0 and "worker_4" in shown.stdout, shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_eight_workers_stay_within_drive_s_quota_and_read_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 rounds, ten times as fast as rounds of 30 s or so: a node does the same in a round, and more in a minute."""
+    workers, rounds, haste = [f"w{number}" for number in range(8)], 100, 10
+    with drive_fake() as drive, fault_proxy(drive.endpoint) as of_workers, fault_proxy(drive.endpoint) as of_boss:
+        monkeypatch.setenv("DRIVE_EMULATOR_HOST", drive.endpoint)
+        swarm = RemoteSwarm(
+            tmp_path,
+            f"gdrive://{ROOT_ID}",
+            MAX_ROUNDS=rounds,
+            NUM_TRANSPLANT_TREES=4,
+            NUM_TRAIN_SAMPLES=4,
+            NUM_GENERATIONS=4,
+            COORDINATOR_ROUND_INTERVAL=3,
+            STANDIN_SECONDS=1.5,
+            STANDIN_HASTE=haste,
+            DRIVE_EMULATOR_HOST=of_workers.endpoint,
+        )
+        try:
+            boss = swarm.start("boss", "coordinator", DRIVE_EMULATOR_HOST=of_boss.endpoint)
+            while not swarm.announced():
+                assert boss.poll() is None, swarm.console("boss")
+                time.sleep(0.5)
+            processes = {name: swarm.start(name) for name in workers}
+            for name, process in processes.items():
+                assert swarm.wait(process, 1000) == 0, swarm.console(name)
+            swarm.wait(boss, 100)
+        finally:
+            swarm.close()
+        played = {name: swarm.metrics(name) for name in workers}
+    plays = sum(map(len, played.values()))
+    used = sum(row["external_used"] for rows in played.values() for row in rows)
+    everything = plays * (len(workers) - 1) * 2  # finding each peer's file by its name, and reading it
+    asked = of_workers.done["passed"]
+    print(f"{plays} rounds of workers, J reached {used / plays:.2f}; {asked} requests of workers, {asked / plays:.1f} each a round")
+    print(f"coordinator {of_boss.done['passed']}; meter {dict(drive.meter)}, at most {drive.most_units} units in a minute")
+    print(f"finding and reading every peer's file: {everything}, share {asked / everything:.2f}; refused {dict(drive.refused)}")
+    assert plays > 0.9 * rounds * len(workers) and used / plays > 3.5
+    assert not drive.refused and drive.most_units <= 325_000
