@@ -20,7 +20,7 @@ from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store.base import Store, Transient
 from rl_swarm.store.drive_api import FOLDER, DriveApi, File, Forbidden
 
-SOONEST_SECONDS, LATEST_SECONDS = 2.0, 6.0  # between two looks at the feed: growing while it brings nothing
+READ_SECONDS, WRITE_SECONDS = 3.0, 30.0  # a reader wants to know what the feed said at most so long ago, a writer need not
 LAG_SECONDS = (3.0, 15.0, 60.0)  # after its first listing a folder is listed again, and then believed to be known
 OPEN_ATTEMPTS = 4
 ROOT_FIELDS = "id,mimeType,driveId,capabilities(canAddChildren)"
@@ -102,7 +102,7 @@ class DriveStore(Store):
         self._known: set[str] = set()  # ids of folders whose content is known, and kept by the feed
         self._lock, self._making = threading.RLock(), threading.RLock()
         self._token = api.start_of_changes(self._drive_id)  # before anything is listed: nothing falls in between
-        self._looked, self._pause = self.clock.monotonic(), SOONEST_SECONDS
+        self._looked = self.clock.monotonic()
         self._began = ""  # Drive's date of the first file of ours: the feed tells all of folders that are younger
 
     @classmethod
@@ -142,7 +142,7 @@ class DriveStore(Store):
     def _create(self, key: str, send: Callable[[str, str], File], md5: str) -> bool:
         """Create a file unless one is known under this name; verify what has arrived."""
         *folders, name = self._names(key)
-        parents = self._folders(folders)
+        parents = self._folders(folders, WRITE_SECONDS)
         if parents and self._files(parents, name):
             return False
         file = send(name, self._make_folders(folders))
@@ -152,11 +152,11 @@ class DriveStore(Store):
         with self._lock:
             self._began = self._began or file["createdTime"]
             self._take_in(file)
-            return bool(self._files(self._folders(folders, look=False), name, look=False)[0].id == file["id"])
+            return bool(self._files(self._folders(folders), name, look=False)[0].id == file["id"])
 
     def _rewrite(self, key: str, data: bytes) -> None:
         *folders, name = self._names(key)
-        parents = self._folders(folders)
+        parents = self._folders(folders, WRITE_SECONDS)
         found = self._files(parents, name) if parents else []
         with self._vanishing(found[0].id if found else ""):
             file = self.api.update(found[0].id, data) if found else self.api.create(name, self._make_folders(folders), data)
@@ -190,7 +190,7 @@ class DriveStore(Store):
             raise Transient("other bytes came than were written")
 
     def _list(self, folder: str) -> list[str]:
-        parents = self._folders(self._names(folder.rstrip("/")))
+        parents = self._folders(self._names(folder.rstrip("/")), READ_SECONDS)
         if not parents:
             return []
         self._know(parents)
@@ -199,7 +199,7 @@ class DriveStore(Store):
 
     def _delete(self, key: str) -> None:
         *folders, name = self._names(key)
-        parents = self._folders(folders)
+        parents = self._folders(folders, WRITE_SECONDS)
         found = [entry.id for entry in reversed(self._files(parents, name))] if parents else []  # the one that counts last
         for kept in self.api.delete(found) if found else ():
             with contextlib.suppress(NotFound):  # a shared drive lets editors only trash: leave nothing that would fill it
@@ -213,19 +213,22 @@ class DriveStore(Store):
 
     def _entry(self, key: str) -> Entry:
         *folders, name = self._names(key)
-        parents = self._folders(folders)
+        parents = self._folders(folders, READ_SECONDS)
         found = self._files(parents, name) if parents else []
         if not found:
             raise NotFound(key)
         return found[0]
 
-    def _folders(self, names: list[str], look: bool = True) -> list[str]:
-        """The ids of a folder, and of others of the same name; none if there is no such folder."""
-        if look:
-            self._look()
+    def _folders(self, names: list[str], since: float | None = None) -> list[str]:
+        """The ids of a folder, and of others of the same name; none if there is no such folder.
+
+        By what is known now or, with `since`, by what Drive said at most so many seconds ago.
+        """
+        if since is not None:
+            self._look(since)
         ids = [self._root]
         for name in names:
-            if look:
+            if since is not None:
                 self._know(ids)
             with self._lock:
                 ids = [entry.id for entry in self._index.named(ids, name, folder=True)]
@@ -241,12 +244,12 @@ class DriveStore(Store):
         """Make what is missing of a path; return the id of the folder that new files go to."""
         with self._making:
             for depth in range(1, len(names) + 1):
-                if not self._folders(names[:depth], look=False):
-                    file = self.api.make_folder(names[depth - 1], self._folders(names[: depth - 1], look=False)[0])
+                if not self._folders(names[:depth]):
+                    file = self.api.make_folder(names[depth - 1], self._folders(names[: depth - 1])[0])
                     with self._lock:
                         self._take_in(file)
                         self._known.add(file["id"])
-            return self._folders(names, look=False)[0]
+            return self._folders(names)[0]
 
     def _know(self, folders: list[str]) -> None:
         """List folders whose content is not known, and again those that were listed when the listing may have lagged."""
@@ -268,14 +271,13 @@ class DriveStore(Store):
         if file.get("mimeType") == FOLDER and self._began and file.get("createdTime", "") > self._began:
             self._known.add(file["id"])
 
-    def _look(self) -> None:
+    def _look(self, since: float) -> None:
         """Take in what the feed brings, unless it was asked a moment ago."""
         with self._lock:
-            if self.clock.monotonic() - self._looked < self._pause:
+            if self.clock.monotonic() - self._looked < since:
                 return
             changes, self._token = self.api.changes(self._token, self._drive_id)
             self._looked = self.clock.monotonic()
-            self._pause = SOONEST_SECONDS if changes else min(self._pause * 1.5, LATEST_SECONDS)
             for change in changes:
                 if change.get("removed") or not change.get("file"):
                     self._index.remove(change["fileId"])

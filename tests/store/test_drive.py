@@ -47,8 +47,8 @@ def make(monkeypatch: Patch) -> Iterator[Callable[..., DriveFake]]:
 @pytest.fixture
 def eager(monkeypatch: Patch) -> None:
     """Look at the feed before every operation, which real time would not."""
-    monkeypatch.setattr(driving, "SOONEST_SECONDS", 0.0)
-    monkeypatch.setattr(driving, "LATEST_SECONDS", 0.0)
+    monkeypatch.setattr(driving, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(driving, "WRITE_SECONDS", 0.0)
 
 
 class TestDrive(StoreContract):
@@ -126,22 +126,22 @@ def test_folders_of_one_name_count_as_one(make: Callable[..., DriveFake], eager:
 # Listings and the feed lag
 
 
-def test_a_file_that_a_listing_concealed_appears_later(make: Callable[..., DriveFake], eager: None, monkeypatch: Patch) -> None:
+def test_a_file_that_a_listing_concealed_appears_later(make: Callable[..., DriveFake], monkeypatch: Patch) -> None:
     """The file was there before the store was opened, so the feed does not tell of it; and the first listing lags."""
 
     def scenario() -> None:
-        drive = make()
-        writer = open_store(URL)
+        clock = VirtualClock()
+        drive = make(clock=clock.monotonic)
+        writer = open_store(URL, clock)
         writer.put("a/x", b"1")
-        drive.lag_seconds = 0.4
-        time.sleep(0.5)
+        clock.sleep(100)
+        drive.lag_seconds = 10.0
         writer.put("a/y", b"2")
-        reader = open_store(URL)
+        reader = open_store(URL, clock)
         assert reader.list("a") == ["x"]
-        time.sleep(0.5)
+        clock.sleep(20)
         assert reader.list("a") == ["x", "y"]
 
-    monkeypatch.setattr(driving, "LAG_SECONDS", (0.3,))
     scenario()
     monkeypatch.setattr(driving, "LAG_SECONDS", (1e9,))
     undefended(scenario)
@@ -181,27 +181,34 @@ def test_what_others_write_comes_by_the_feed_without_another_listing(make: Calla
     assert reader.list("rounds/5") == []
 
 
+class Meanwhile(VirtualClock):
+    """Runs something else in its first sleep, before time goes on."""
+
+    def __init__(self, other: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.other = other
+
+    def sleep(self, seconds: float) -> None:
+        other, self.other = self.other, lambda: None
+        other()
+        super().sleep(seconds)
+
+
 def test_nodes_that_start_together_found_one_experiment(make: Callable[..., DriveFake], eager: None, monkeypatch: Patch) -> None:
-    """Each makes folders and a file of its own, of which the others do not know yet; after a while all take the same one."""
+    """The second does not see yet what the first has written, and writes its own; after a while both take the first one's."""
 
     def scenario() -> None:
-        make(lag_seconds=0.3)
-        found: list[str] = []
+        clock, found = Meanwhile(), list[str]()
+        make(clock=clock.monotonic, lag_seconds=4.0)
 
-        def start(number: int) -> None:
-            time.sleep(0.1 * number)
-            store = open_store(f"{URL}/new")
-            found.append(publish(store, Layout("e"), load({"MODEL_NAME": "nano"}), "v", store.clock).experiment_id)
+        def start() -> None:
+            store = open_store(f"{URL}/new", clock)
+            found.append(publish(store, Layout("e"), load({"MODEL_NAME": "nano"}), "v", clock).experiment_id)
 
-        threads = [threading.Thread(target=start, args=(number,)) for number in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 5 and len(set(found)) == 1
+        clock.other = start
+        start()
+        assert len(found) == 2 and len(set(found)) == 1
 
-    monkeypatch.setattr(driving, "LAG_SECONDS", (0.5, 1.0))
-    monkeypatch.setattr(DriveStore, "settle_seconds", 1.5)
     scenario()
     monkeypatch.setattr(DriveStore, "settle_seconds", 0.0)
     undefended(scenario)
@@ -243,19 +250,17 @@ def test_the_token_bucket_keeps_to_its_rate_and_slows_down_when_refused() -> Non
 
 
 def test_a_process_stays_within_the_documented_quota(make: Callable[..., DriveFake], monkeypatch: Patch) -> None:
-    """On a fake with a small quota, so that the test is short: nothing is refused, and without the bucket much is."""
-    monkeypatch.setattr("rl_swarm.store.drive_api.UNITS_A_MINUTE", 60_000)
-    monkeypatch.setattr("rl_swarm.store.drive_api.SHARE", 1.0)
-    monkeypatch.setattr("rl_swarm.store.drive_api.BURST_SECONDS", 1.0)
+    """Nothing is refused, however fast the caller is; and without the bucket much is."""
 
     def scenario() -> None:
-        drive = make(unit_limit=3_000)
-        store = open_store(URL)
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
+        clock = VirtualClock()
+        drive = make(clock=clock.monotonic, unit_limit=2_000 * 4 // 3)  # a third more, for what was saved up
+        store = open_store(URL, clock)
+        for _ in range(80):  # twice the quota of a minute
             store.rewrite("a/x", b"1")
         assert not drive.refused, drive.refused
 
+    monkeypatch.setattr("rl_swarm.store.drive_api.SHARE", 2_000 / 325_000)
     scenario()
     monkeypatch.setattr(DriveStore, "attempts", 1)
     monkeypatch.setattr(TokenBucket, "take", lambda self, units: None)
@@ -264,8 +269,9 @@ def test_a_process_stays_within_the_documented_quota(make: Callable[..., DriveFa
 
 def test_refusals_are_waited_for(make: Callable[..., DriveFake], eager: None, monkeypatch: Patch) -> None:
     def scenario() -> None:
-        drive = make(writes_limit=4)
-        store = open_store(URL)
+        clock = VirtualClock()
+        drive = make(clock=clock.monotonic, writes_limit=4)
+        store = open_store(URL, clock)
         for number in range(8):
             assert store.put(f"a/{number}", b"1")
         assert drive.refused[429] and len(store.list("a")) == 8
@@ -273,7 +279,7 @@ def test_refusals_are_waited_for(make: Callable[..., DriveFake], eager: None, mo
 
     scenario()
     monkeypatch.setattr(DriveStore, "attempts", 1)
-    monkeypatch.setattr(TokenBucket, "refused", lambda self: None)
+    monkeypatch.setattr("rl_swarm.store.drive_api.CREATE_ATTEMPTS", 1)
     undefended(scenario)
 
 
@@ -347,7 +353,7 @@ def test_a_file_that_was_rewritten_since_is_read_as_it_is(make: Callable[..., Dr
     make()
     writer, reader = open_store(URL), open_store(URL)
     writer.rewrite("a/x", b"first")
-    reader._look = lambda: None  # type: ignore[attr-defined]  # the feed is silent
+    reader._look = lambda since: None  # type: ignore[attr-defined]  # the feed is silent
     assert reader.get("a/x", limit=100) == b"first"
     writer.rewrite("a/x", b"second, longer")
     assert reader.get("a/x", limit=100) == b"second, longer"

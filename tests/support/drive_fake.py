@@ -29,7 +29,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -80,6 +80,7 @@ class DriveFake:
     may_delete: bool = True
     page_limit: int = 1000
     endpoint: str = ""
+    clock: Callable[[], float] = time.monotonic  # of the quota and the lag
     meter: Counter[str] = field(default_factory=Counter)  # operations by kind
     refused: Counter[int] = field(default_factory=Counter)
     most_units: int = 0  # in any minute
@@ -108,7 +109,7 @@ class DriveFake:
     # The quota
 
     def charge(self, kind: str) -> None:
-        now = time.monotonic()
+        now = self.clock()
         units = UNITS[kind]
         while self._units and now - self._units[0][0] > 60:
             self._units.popleft()
@@ -128,7 +129,7 @@ class DriveFake:
 
     def touch(self, node: Node) -> None:
         self.number += 1
-        node.changed, node.changed_at = self.number, time.monotonic()
+        node.changed, node.changed_at = self.number, self.clock()
 
     def create(self, body: dict[str, Any], data: bytes) -> Node:
         parent = body.get("parents", [ROOT])[0]
@@ -158,7 +159,7 @@ class DriveFake:
             self.delete(child.id)
         del self.nodes[node.id]
         self.number += 1
-        self.removed[node.id] = (self.number, time.monotonic())
+        self.removed[node.id] = (self.number, self.clock())
 
     def find(self, node_id: str) -> Node:
         if node_id not in self.nodes:
@@ -168,7 +169,7 @@ class DriveFake:
     def children(self, query: str, token: str | None, size: int) -> dict[str, Any]:
         match = re.fullmatch(r"'([^']+)' in parents and trashed = false", query)
         assert match, query
-        now, first = time.monotonic(), int(token or 0)
+        now, first = self.clock(), int(token or 0)
         seen = [
             node
             for node in self.nodes.values()
@@ -179,7 +180,7 @@ class DriveFake:
         return {"files": [node.as_dict() for node in seen[first : first + size]], **more}
 
     def changes(self, token: str, size: int) -> dict[str, Any]:
-        now, start = time.monotonic(), int(token)
+        now, start = self.clock(), int(token)
         found = [
             (node.changed, {"fileId": node.id, "removed": False, "file": node.as_dict()}, node.changed_at)
             for node in self.nodes.values()

@@ -3,8 +3,7 @@
     python -m tests.support.standin_node
 
 Settings come from the environment; STANDIN_LOAD_SECONDS is how long it takes until the first round, STANDIN_SECONDS how long a
-round's answers take, STANDIN_STOP_SECONDS how long a push at the end. STANDIN_HASTE makes the times of the Drive store so many
-times shorter, for rounds that are as many times shorter than those of real models.
+round's answers take, STANDIN_STOP_SECONDS how long a push at the end.
 """
 
 import os
@@ -26,16 +25,7 @@ def main() -> int:
     return 0
 
 
-def hurry(times: float) -> None:
-    from rl_swarm.store import drive
-
-    drive.SOONEST_SECONDS, drive.LATEST_SECONDS = drive.SOONEST_SECONDS / times, drive.LATEST_SECONDS / times
-    drive.DriveStore.journal_seconds /= times
-
-
 def run() -> None:
-    if haste := os.environ.get("STANDIN_HASTE"):
-        hurry(float(haste))
     node = open_node(os.environ, {}, tasks_version=TASKS_VERSION)
     if node.config.role == "coordinator":
         node.run(make_coordinator(node).run)
