@@ -18,7 +18,7 @@ from pathlib import Path
 from rl_swarm.clock import Clock, SystemClock
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store.base import Store, Transient
-from rl_swarm.store.drive_api import FOLDER, DriveApi, File, Forbidden
+from rl_swarm.store.drive_api import FOLDER, DriveApi, File
 
 READ_SECONDS, WRITE_SECONDS = 3.0, 30.0  # a reader wants to know what the feed said at most so long ago, a writer need not
 LAG_SECONDS = (3.0, 15.0, 60.0)  # after its first listing a folder is listed again, and then believed to be known
@@ -145,20 +145,22 @@ class DriveStore(Store):
         parents = self._folders(folders, WRITE_SECONDS)
         if parents and self._files(parents, name):
             return False
-        file = send(name, self._make_folders(folders))
+        with self._vanishing():
+            file = send(name, self._make_folders(folders))
         if file.get("md5Checksum") != md5:
             self.api.delete([file["id"]])
             raise Transient("what has arrived is not what was sent")
         with self._lock:
             self._began = self._began or file["createdTime"]
             self._take_in(file)
-            return bool(self._files(self._folders(folders), name, look=False)[0].id == file["id"])
+            found = self._files(self._folders(folders), name, look=False)
+            return not found or found[0].id == file["id"]
 
     def _rewrite(self, key: str, data: bytes) -> None:
         *folders, name = self._names(key)
         parents = self._folders(folders, WRITE_SECONDS)
         found = self._files(parents, name) if parents else []
-        with self._vanishing(found[0].id if found else ""):
+        with self._vanishing(*(entry.id for entry in found[:1])):
             file = self.api.update(found[0].id, data) if found else self.api.create(name, self._make_folders(folders), data)
         with self._lock:
             self._take_in(file)
@@ -202,8 +204,7 @@ class DriveStore(Store):
         parents = self._folders(folders, WRITE_SECONDS)
         found = [entry.id for entry in reversed(self._files(parents, name))] if parents else []  # the one that counts last
         for kept in self.api.delete(found) if found else ():
-            with contextlib.suppress(NotFound):  # a shared drive lets editors only trash: leave nothing that would fill it
-                self.api.update(kept, b"", trashed=True)
+            self.api.update(kept, b"", trashed=True)  # a shared drive lets editors only trash: leave nothing that would fill it
         with self._lock:
             for file_id in found:
                 self._index.remove(file_id)
@@ -245,11 +246,17 @@ class DriveStore(Store):
         with self._making:
             for depth in range(1, len(names) + 1):
                 if not self._folders(names[:depth]):
-                    file = self.api.make_folder(names[depth - 1], self._folders(names[: depth - 1])[0])
+                    file = self.api.make_folder(names[depth - 1], self._first(names[: depth - 1]))
                     with self._lock:
                         self._take_in(file)
                         self._known.add(file["id"])
-            return self._folders(names)[0]
+            return self._first(names)
+
+    def _first(self, names: list[str]) -> str:
+        """The id of a folder that was there a moment ago."""
+        if found := self._folders(names):
+            return found[0]
+        raise Transient("a folder was deleted meanwhile")
 
     def _know(self, folders: list[str]) -> None:
         """List folders whose content is not known, and again those that were listed when the listing may have lagged."""
@@ -292,16 +299,15 @@ class DriveStore(Store):
             self._take_in(file)
 
     @contextlib.contextmanager
-    def _vanishing(self, file_id: str) -> Iterator[None]:
-        """Forget a file that was deleted meanwhile."""
+    def _vanishing(self, *file_ids: str) -> Iterator[None]:
+        """Forget files that were deleted meanwhile."""
         try:
             yield
-        except NotFound:
+        except NotFound as error:
             with self._lock:
-                self._index.remove(file_id)
+                for file_id in () if isinstance(error, Refused) else file_ids:
+                    self._index.remove(file_id)
             raise
-        except Forbidden:
-            raise Refused("this user may not change the file: let its owner do it, or ask for edit rights") from None
 
 
 def _checked(root: File, url: str, writable: bool) -> File:

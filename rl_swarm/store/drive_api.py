@@ -27,7 +27,7 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaFileUpload, MediaInMemoryUpload, MediaIoBaseDownload
 
 from rl_swarm.clock import Clock
-from rl_swarm.errors import ConfigError, NotFound
+from rl_swarm.errors import ConfigError, NotFound, Refused
 from rl_swarm.store.base import Transient
 
 SCOPE = "https://www.googleapis.com/auth/drive"  # of a service account, which sees only what is shared with it
@@ -54,7 +54,7 @@ BROKEN = (OSError, HTTPException, httplib2.HttpLib2Error)  # what the library ra
 File = Mapping[str, Any]
 
 
-class Forbidden(Exception):
+class Forbidden(Refused):
     """This user may not do that with this file."""
 
 
@@ -188,10 +188,10 @@ class DriveApi:
                 with self._translated():
                     if error:
                         raise error
-            except NotFound:
-                return
             except Forbidden:
                 kept.append(file_id)
+            except NotFound:
+                return
             except Transient as failure:
                 failures.append(failure)
 
@@ -282,12 +282,12 @@ class DriveApi:
         if status == 404:
             return NotFound("no such file")
         if status == 409:
-            return _Exists()
+            return _Exists("a conflict")
         if status == 429 or reasons & set(LIMITS):
             self.bucket.refused()
             return Transient("over the quota of requests")
         if status == 403 and FORBIDDEN in reasons:
-            return Forbidden()
+            return Forbidden("this user may not change the file: let its owner do it, or ask for edit rights")
         return Transient(f"{status} {', '.join(sorted(reasons)) or 'without a reason'}")
 
 
@@ -296,7 +296,7 @@ def _close(connections: list[AuthorizedHttp]) -> None:
         each.http.close()
 
 
-class _Exists(Exception):
+class _Exists(Transient):
     """A file of this id exists."""
 
 

@@ -100,6 +100,7 @@ def check_no_secret(remote: Remote, place: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_four_workers_go_on_through_faults_a_kill_and_an_outage(remote: Remote, tmp_path: Path) -> None:
     proxy = remote.proxy
     swarm = RemoteSwarm(
@@ -146,6 +147,7 @@ def test_four_workers_go_on_through_faults_a_kill_and_an_outage(remote: Remote, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_nano_swarm_trains_and_reports(remote: Remote, tmp_path: Path) -> None:
     url = remote.place
     environment = remote.variables | {
@@ -160,7 +162,7 @@ def test_a_nano_swarm_trains_and_reports(remote: Remote, tmp_path: Path) -> None
     settings = ("--model-name", "nano", "--max-rounds", "4", "--num-train-samples", "4", "--num-transplant-trees", "2")
     run = [sys.executable, "-m", "rl_swarm.cli"]
     command = [*run, "swarm", "--workers", "4", "--gdrive-path", url, "--experiment", "e", *settings]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"others join with: rl-swarm join {url}/e\n" in done.stdout
     (tmp_path / "console").write_text(done.stdout + done.stderr)
@@ -170,5 +172,5 @@ def test_a_nano_swarm_trains_and_reports(remote: Remote, tmp_path: Path) -> None
     assert len(store.list(layout.rollouts_of(3))) == 4
     check_no_secret(remote, tmp_path)
     status = [*run, "status", "--gdrive-path", url, "--experiment", "e"]
-    shown = subprocess.run(status, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(status, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert shown.returncode == 0 and "worker_4" in shown.stdout, shown.stderr

@@ -391,6 +391,15 @@ def test_deleting_is_for_good_where_that_is_allowed(make: Callable[..., DriveFak
     assert drive.paths() == [] and drive.stored_bytes == 0
 
 
+def test_a_folder_that_somebody_deletes_is_made_again(make: Callable[..., DriveFake], eager: None) -> None:
+    drive = make()
+    store = open_store(URL)
+    store.put("a/b/x", b"1")
+    drive.delete(next(node.id for node in drive.nodes.values() if node.name == "a"))
+    assert store.list("a") == [] and store.put("a/b/x", b"2")
+    assert open_store(URL).get("a/b/x", limit=10) == b"2"
+
+
 # Opening
 
 
