@@ -4,7 +4,7 @@
 
 Without an experiment a demo is run first, which takes a few minutes. `live.svg` is the live view at two thirds of the rounds,
 `report.png` the picture of the report, and `sharing.png` the measured result of sharing, drawn from the figures that `rl-swarm
-reproduce` left in docs/nano-table/.
+reproduce` left in docs/nano-table/. `web/` has the views of the dashboard; a second run, without sharing, is there to compare with.
 """
 
 import csv
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from checks.screenshots import VIEWS, screenshots
 from rl_swarm.document import SMALL_BYTES
 from rl_swarm.rollout import Bundle, encode
 from rl_swarm.runs import progress
@@ -150,13 +151,15 @@ def _draw_sharing(
 
 
 def run_demo(store: Path) -> str:
-    """Run a demo in the folder; return the name of its experiment."""
-    environment = {**os.environ, "GDRIVE_PATH": str(store), "RL_SWARM_HOME": str(store.parent / "home"), "EXPERIMENT_NAME": "demo"}
-    subprocess.run([sys.executable, "-m", "rl_swarm.cli", "demo"], env=environment, check=True)
+    """Run a demo in the folder, and one without sharing; return the name of the first."""
+    environment = {**os.environ, "GDRIVE_PATH": str(store), "RL_SWARM_HOME": str(store.parent / "home")}
+    alone = {"EXPERIMENT_NAME": "alone", "NUM_TRAIN_SAMPLES": "8", "NUM_TRANSPLANT_TREES": "0"}
+    for settings in (alone, {"EXPERIMENT_NAME": "demo"}):
+        subprocess.run([sys.executable, "-m", "rl_swarm.cli", "demo"], env=environment | settings, check=True)
     return "demo"
 
 
-def main(arguments: Sequence[str], target: Path = DOCS / "pictures") -> None:
+def main(arguments: Sequence[str], target: Path = DOCS / "pictures", views: Sequence[str] = VIEWS) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         place, name = arguments or (f"{scratch}/store", run_demo(Path(scratch, "store")))
         store, layout = FolderStore(Path(place)), Layout(name)
@@ -165,10 +168,12 @@ def main(arguments: Sequence[str], target: Path = DOCS / "pictures") -> None:
             "report.png": make_report(summarise(store, layout), [])[PICTURE],
             "sharing.png": sharing_picture(DOCS / "nano-table"),
         }
-    target.mkdir(exist_ok=True)
-    for file, data in made.items():
-        (target / file).write_bytes(data)
-        print(f"{target / file}: {len(data) / 1000:.0f} kB")
+        target.mkdir(exist_ok=True)
+        for file, data in made.items():
+            (target / file).write_bytes(data)
+        shown = screenshots(Path(place), name, target / "web", views) if views else []
+    for path in [*(target / file for file in made), *shown]:
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -47,10 +47,16 @@ class RunIndex:
         self.following = Following(store, layout, founder, ledger=self.ledger)
         self.moment = Moment(layout.experiment_name, status="empty")
         self.version = 0
+        self._born = time.monotonic_ns()
         self.behind = True
         self.trouble = ""
         self.gossip: deque[Heard] = deque(maxlen=MOST_GOSSIP)
         self._heard: dict[str, int] = {}  # the newest round of each node whose completions were read
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """The version, different also from every version of another index."""
+        return self._born, self.version
 
     @property
     def workers(self) -> list[str]:

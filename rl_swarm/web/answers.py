@@ -9,35 +9,40 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-MOST_KEPT = 128
+MOST_KEPT = 64
 LARGEST_KEPT = 1 << 19  # bytes
 
 JSON = "application/json"
 
 
 class Answers:
+    """The newest answer to each question."""
+
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[Any, str, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def answer(self, request: Request, version: tuple[Any, ...] | None, make: Callable[[], Any]) -> Response:
+    def answer(self, request: Request, version: Any, make: Callable[[], Any]) -> Response:
         """Return the document as JSON, or 304 if the caller has it already.
 
         `version` changes whenever the document may; with None it is made each time.
         """
-        key = (request.url.path, request.url.query, version)
+        question = (request.url.path, request.url.query)
         with self._lock:
-            kept = self._kept.get(key) if version else None
-        if kept is None:
+            made_for, tag, body = self._kept.get(question, (None, "", b""))
+        if version is None or made_for != version:
             body = msgspec.json.encode(make())
-            kept = (f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"', body)
-            if version and len(body) <= LARGEST_KEPT:
-                with self._lock:
-                    self._kept[key] = kept
-                    while len(self._kept) > MOST_KEPT:
-                        self._kept.popitem(last=False)
-        tag, body = kept
+            tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+            if version is not None and len(body) <= LARGEST_KEPT:
+                self._keep(question, (version, tag, body))
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=JSON, headers=headers)
+
+    def _keep(self, question: tuple[str, str], answer: tuple[Any, str, bytes]) -> None:
+        with self._lock:
+            self._kept[question] = answer
+            self._kept.move_to_end(question)
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)

@@ -48,6 +48,14 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     409: {"model": say.Problem, "description": "the experiment is not the founder's"},
     503: {"model": say.Problem, "description": "the store does not answer, or there are too many viewers"},
 }
+# The same for answers that are no JSON themselves.
+PLAIN_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": each["description"],
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for status, each in PROBLEMS.items()
+}
 
 
 def make_app(runs: Runs, token: str | None = None) -> FastAPI:
@@ -90,7 +98,7 @@ def _problem(status: int) -> Callable[[Request, Exception], Response]:
 
 def _fresh(index: RunIndex) -> tuple[Any, ...]:
     """The version of answers that also depend on the time."""
-    return index.version, int(time.time() / FRESH_SECONDS)
+    return *index.mark, int(time.time() / FRESH_SECONDS)
 
 
 def _add_overview(app: FastAPI, runs: Runs) -> None:
@@ -144,7 +152,7 @@ def _add_overview(app: FastAPI, runs: Runs) -> None:
             raise HTTPException(404, "no node of this experiment has that id: see /api/peers")
         return JSONResponse({"id": id, "name": readable_name(id)})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=PROBLEMS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=PLAIN_PROBLEMS)
     def prometheus(experiment: Experiment = None) -> Response:
         """The figures of one experiment for Prometheus."""
         index = runs.index(experiment)
@@ -166,7 +174,7 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
         """Workers by reward, by rounds won, or by the sum of their rewards."""
         index = runs.index(experiment)
         with index.lock:
-            return answers.answer(request, (index.version,), lambda: views.leaderboard(index, sort, offset, limit))
+            return answers.answer(request, index.mark, lambda: views.leaderboard(index, sort, offset, limit))
 
     @app.get("/api/leaderboard-cumulative", response_model=say.CumulativeLeaderboard, responses=PROBLEMS)
     def leaderboard_cumulative(
@@ -175,14 +183,14 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
         """The sum of each worker's rewards, round by round."""
         index = runs.index(experiment)
         with index.lock:
-            return answers.answer(request, (index.version,), lambda: views.leaderboard_cumulative(index, offset, limit))
+            return answers.answer(request, index.mark, lambda: views.leaderboard_cumulative(index, offset, limit))
 
     @app.get("/api/rewards-history", response_model=say.RewardsHistory, responses=PROBLEMS)
     def rewards_history(request: Request, experiment: Experiment = None) -> Response:
         """Own rewards of the workers by round. A long run has means over stretches of rounds instead."""
         index = runs.index(experiment)
         with index.lock:
-            return answers.answer(request, (index.version,), lambda: views.rewards_history(index))
+            return answers.answer(request, index.mark, lambda: views.rewards_history(index))
 
     @app.get("/api/metrics", response_model=say.Metrics, responses=PROBLEMS)
     def metrics(
@@ -196,7 +204,7 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
             raise HTTPException(404, f"there is no figure {views.safe(min(unknown), 40)!r}: use {', '.join(FIGURES)}")
         index = runs.index(experiment)
         with index.lock:
-            return answers.answer(request, (index.version,), lambda: views.metrics(index, figure or FIGURES, node))
+            return answers.answer(request, index.mark, lambda: views.metrics(index, figure or FIGURES, node))
 
 
 def _add_texts(app: FastAPI, runs: Runs) -> None:
@@ -207,7 +215,7 @@ def _add_texts(app: FastAPI, runs: Runs) -> None:
         """The latest completions of the nodes."""
         index = runs.index(experiment)
         with index.lock:
-            return answers.answer(request, (index.version,), lambda: views.gossip(index, limit))
+            return answers.answer(request, index.mark, lambda: views.gossip(index, limit))
 
     @app.get("/api/rollouts", response_model=say.Rollouts, responses=PROBLEMS)
     def rollouts(
@@ -234,7 +242,7 @@ def _add_texts(app: FastAPI, runs: Runs) -> None:
             return answers.answer(request, None, lambda: say.Rollouts([shown], None, [], index.ledger.newest))
         wanted = Wanted(node, round, task, min_reward, max_reward)
         place = Place(*map(int, start.split("."))) if start else None
-        return answers.answer(request, (index.version,), lambda: views.rollouts(index, wanted, place, limit))
+        return answers.answer(request, index.mark, lambda: views.rollouts(index, wanted, place, limit))
 
 
 def _add_stream(app: FastAPI, runs: Runs) -> None:
@@ -243,7 +251,8 @@ def _add_stream(app: FastAPI, runs: Runs) -> None:
     @app.get(
         "/api/events",
         response_class=StreamingResponse,
-        responses=PROBLEMS | {200: {"content": {"text/event-stream": {}}, "description": "a line whenever the run has changed"}},
+        responses=PLAIN_PROBLEMS
+        | {200: {"content": {"text/event-stream": {}}, "description": "a line whenever the run has changed"}},
     )
     async def events(experiment: Experiment = None, once: bool = False) -> Response:
         """Server-sent events: version and round of the run, whenever it changes. `once` ends after the first."""

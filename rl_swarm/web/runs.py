@@ -6,6 +6,7 @@ One thread looks again and again at the runs that somebody watches. Memory is bo
 import threading
 import time
 from collections import OrderedDict
+from contextlib import suppress
 
 from rl_swarm.errors import ConfigError, NotFound, StoreAway
 from rl_swarm.runs.following import Moment, look_once
@@ -106,7 +107,17 @@ class Runs:
                     self._indexes.pop(name, None)
                 raise
 
+    def _read_ahead(self) -> None:
+        """Read what the first viewer will ask for: the default run, and on a local disk the others, too."""
+        with suppress(NotFound, StoreAway):
+            others = self.names()[: MOST_RUNS - 1] if self.store.hang_seconds is None else []
+            for name in [self.default, *others]:
+                with suppress(ConfigError):
+                    if not self._closing.is_set():
+                        self.index(name)
+
     def _follow(self) -> None:
+        self._read_ahead()
         while not self._closing.wait(LOOK_SECONDS):
             for index in self.watched():
                 try:

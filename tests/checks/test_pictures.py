@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from checks import pictures
+from checks.screenshots import SIZES, VIEWS
 from rl_swarm.store.folder import FolderStore
 from tests.support.clocks import VirtualClock
 from tests.support.sample_run import SampleRun
@@ -15,7 +16,7 @@ from tests.support.sample_run import SampleRun
 def test_the_pictures_are_made_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "store").mkdir()
     SampleRun(FolderStore(tmp_path / "store", VirtualClock(), local=True), tmp_path).complete()
-    pictures.main([str(tmp_path / "store"), "trial"], tmp_path / "pictures")
+    pictures.main([str(tmp_path / "store"), "trial"], tmp_path / "pictures", views=())
     live = (tmp_path / "pictures" / "live.svg").read_text("utf-8").replace("&#160;", " ")
     assert "11 of 16 rounds" in live and "@font-face" not in live and "url(http" not in live
     for name in ("report.png", "sharing.png"):
@@ -36,5 +37,6 @@ def test_the_title_of_the_result_states_the_measured_gain(monkeypatch: pytest.Mo
 
 
 def test_the_committed_pictures_are_small() -> None:
-    found = {path.name: path.stat().st_size for path in (pictures.DOCS / "pictures").iterdir()}
-    assert found.keys() == {"live.svg", "report.png", "sharing.png"} and max(found.values()) < 200_000
+    found = {path.name: path.stat().st_size for path in (pictures.DOCS / "pictures").rglob("*.*")}
+    views = {f"{view}-{kind}.png" for view in VIEWS for kind in SIZES}
+    assert found.keys() == {"live.svg", "report.png", "sharing.png"} | views and max(found.values()) < 200_000

@@ -60,7 +60,7 @@ export async function open({ params, known, experiment, link, isCurrent }) {
     chart.show({ rounds, lines, bands, empty: "Choose experiments above." });
   }
   await load();
-  return { element: h("div", null, boxes, h("div", { class: "charts" }, rewards.element, sums.element, held.element), figures), shown: draw, refresh: async () => { await load(); draw(); } };
+  return { element: h("div", null, boxes, h("div", { class: "charts two" }, rewards.element, sums.element, held.element), figures), shown: draw, refresh: async () => { await load(); draw(); } };
 }
 
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);

@@ -28,7 +28,7 @@ export function fill(parent, ...children) {
 export const NOTHING = "–";
 export const number = (value, digits = 3) =>
   value === null || value === undefined ? NOTHING : (Math.round(value * 10 ** digits) / 10 ** digits + 0).toFixed(digits);
-export const percent = (value, digits = 1) => (value === null || value === undefined ? NOTHING : `${number(100 * value, digits)} %`);
+export const percent = (value, digits = 1) => (value === null || value === undefined ? NOTHING : `${number(100 * value, digits)}\u00a0%`);
 export const whole = (value) => (value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en"));
 export const counted = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 

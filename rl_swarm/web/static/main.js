@@ -99,11 +99,22 @@ function watch(experiment) {
     tab.setAttribute("href", link(tab.dataset.name, { experiment }));
   }
   if (experiment === page.experiment) return;
-  if (page.stop) page.stop();
   page.experiment = experiment;
   select.value = experiment;
+  pause();
+  resume();
+}
+
+// A browser has six connections for one server: a page that nobody sees gives its own back.
+function pause() {
+  if (page.stop) page.stop();
+  page.stop = null;
+}
+
+function resume() {
+  if (page.stop || !page.experiment || document.hidden) return;
   say("connecting");
-  page.stop = experiment ? follow(experiment, changed, say) : null;
+  page.stop = follow(page.experiment, changed, say);
 }
 
 // Refresh the view at most once a second, however often the run changes.
@@ -130,6 +141,9 @@ select.addEventListener("change", () => {
   location.hash = link(VIEWS[name] ? name : "overview", { experiment: select.value });
 });
 window.addEventListener("hashchange", show);
+window.addEventListener("pagehide", pause);
+window.addEventListener("pageshow", resume);
+document.addEventListener("visibilitychange", () => (document.hidden ? pause() : resume()));
 
 const ORDER = ["", "light", "dark"];
 const NAMES = { "": "as the system", light: "light", dark: "dark" };
