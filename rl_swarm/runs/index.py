@@ -6,6 +6,8 @@ Reads journals once, a page at a time, and holds as much as the ledger bounds. R
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rl_swarm.errors import StoreAway
@@ -18,6 +20,7 @@ from rl_swarm.swarm.layout import Layout
 MOST_GOSSIP = 48  # newest completions that are kept
 GOSSIP_NODES = 4  # nodes whose newest completions a look reads
 GOSSIP_TEXT = 2_000  # characters of a prompt or a completion
+READING_SECONDS = 5.0  # that a viewer waits for a look that is going on
 PATIENCE_SECONDS = 1.0  # that a look reads on in long journals
 
 
@@ -34,7 +37,7 @@ class Heard:
 
 
 class RunIndex:
-    """Everything that views show of one run. Hold `lock` while reading it: another thread may be looking.
+    """Everything that views show of one run. Read it within `reading`: another thread may be looking.
 
     `version` grows with every change. `trouble` says why the store does not answer, if it does not.
     """
@@ -42,7 +45,7 @@ class RunIndex:
     def __init__(self, store: Store, layout: Layout, founder: str | None = None) -> None:
         self.store = store
         self.layout = layout
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self.ledger = Ledger()
         self.following = Following(store, layout, founder, ledger=self.ledger)
         self.moment = Moment(layout.experiment_name, status="empty")
@@ -52,6 +55,16 @@ class RunIndex:
         self.trouble = ""
         self.gossip: deque[Heard] = deque(maxlen=MOST_GOSSIP)
         self._heard: dict[str, int] = {}  # the newest round of each node whose completions were read
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep others from changing the index; raise StoreAway if one of them waits for the store all the time."""
+        if not self._lock.acquire(timeout=READING_SECONDS):
+            raise StoreAway(f"{self.store.url} has not answered for {READING_SECONDS:.0f} s: try again later")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -65,7 +78,7 @@ class RunIndex:
 
     def look(self) -> None:
         """Read what is new. A store that is away leaves everything as it was; raise ConfigError if the run is not the founder's."""
-        with self.lock:
+        with self._lock:
             before = (self.moment, self.trouble, self.behind)
             deadline = time.monotonic() + PATIENCE_SECONDS
             try:

@@ -122,21 +122,21 @@ def _add_overview(app: FastAPI, runs: Runs) -> None:
     def round_and_stage(request: Request, experiment: Experiment = None) -> Response:
         """Where the run stands: round, stage, pace, time left."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, _fresh(index), lambda: views.round_and_stage(index, time.time()))
 
     @app.get("/api/peers", response_model=say.Peers, responses=PROBLEMS)
     def peers(request: Request, experiment: Experiment = None, offset: Offset = 0, limit: Limit = 256) -> Response:
         """The nodes: what each is doing and since when, what it gave and got, and who learnt from whom."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, _fresh(index), lambda: views.peers(index, time.time(), offset, limit))
 
     @app.get("/api/name-to-id", response_model=say.NameAndIds, responses=PROBLEMS)
     def name_to_id(name: Annotated[str, Query(max_length=100)], experiment: Experiment = None) -> Response:
         """The node with a readable name. Two nodes may, rarely, have the same one."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             ids = [node.node_id for node in index.moment.nodes if readable_name(node.node_id) == name.strip().lower()]
         if not ids:
             raise HTTPException(404, "no node of this experiment has that name: see /api/peers")
@@ -146,7 +146,7 @@ def _add_overview(app: FastAPI, runs: Runs) -> None:
     def id_to_name(id: Annotated[str, Query(pattern=Name)], experiment: Experiment = None) -> Response:
         """The readable name of a node."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             known = any(node.node_id == id for node in index.moment.nodes)
         if not known:
             raise HTTPException(404, "no node of this experiment has that id: see /api/peers")
@@ -156,7 +156,7 @@ def _add_overview(app: FastAPI, runs: Runs) -> None:
     def prometheus(experiment: Experiment = None) -> Response:
         """The figures of one experiment for Prometheus."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return Response(prometheus_text(index), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -173,7 +173,7 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
     ) -> Response:
         """Workers by reward, by rounds won, or by the sum of their rewards."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, index.mark, lambda: views.leaderboard(index, sort, offset, limit))
 
     @app.get("/api/leaderboard-cumulative", response_model=say.CumulativeLeaderboard, responses=PROBLEMS)
@@ -182,14 +182,14 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
     ) -> Response:
         """The sum of each worker's rewards, round by round."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, index.mark, lambda: views.leaderboard_cumulative(index, offset, limit))
 
     @app.get("/api/rewards-history", response_model=say.RewardsHistory, responses=PROBLEMS)
     def rewards_history(request: Request, experiment: Experiment = None) -> Response:
         """Own rewards of the workers by round. A long run has means over stretches of rounds instead."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, index.mark, lambda: views.rewards_history(index))
 
     @app.get("/api/metrics", response_model=say.Metrics, responses=PROBLEMS)
@@ -203,7 +203,7 @@ def _add_curves(app: FastAPI, runs: Runs) -> None:
         if unknown := set(figure or ()) - set(FIGURES):
             raise HTTPException(404, f"there is no figure {views.safe(min(unknown), 40)!r}: use {', '.join(FIGURES)}")
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, index.mark, lambda: views.metrics(index, figure or FIGURES, node))
 
 
@@ -214,7 +214,7 @@ def _add_texts(app: FastAPI, runs: Runs) -> None:
     def gossip(request: Request, experiment: Experiment = None, limit: Annotated[int, Query(ge=1, le=48)] = 24) -> Response:
         """The latest completions of the nodes."""
         index = runs.index(experiment)
-        with index.lock:
+        with index.reading():
             return answers.answer(request, index.mark, lambda: views.gossip(index, limit))
 
     @app.get("/api/rollouts", response_model=say.Rollouts, responses=PROBLEMS)
@@ -237,7 +237,7 @@ def _add_texts(app: FastAPI, runs: Runs) -> None:
             found = find(index.store, index.layout, author, *map(int, numbers))
             if found is None:
                 raise HTTPException(404, "there is no such rollout, or it cannot be read: see /api/rollouts")
-            with index.lock:
+            with index.reading():
                 shown = views.rollout_view(index, found, LONGEST_TEXT)
             return answers.answer(request, None, lambda: say.Rollouts([shown], None, [], index.ledger.newest))
         wanted = Wanted(node, round, task, min_reward, max_reward)

@@ -71,18 +71,15 @@ class Runs:
         name = name or self.default
         if name is None:
             raise NotFound(f"{self.store.url} holds no experiment: start one with 'rl-swarm demo' or 'rl-swarm swarm'")
+        if name not in self._indexes and name not in self.names():
+            raise NotFound(f"there is no experiment {name!r} in {self.store.url}: choose one of /api/experiments")
         with self._lock:
             self._watched_at[name] = time.monotonic()
-            known = self._indexes.get(name)
-            if known is None:
-                if name not in self.names():
-                    self._watched_at.pop(name)
-                    raise NotFound(f"there is no experiment {name!r} in {self.store.url}: choose one of /api/experiments")
-                known = self._indexes[name] = RunIndex(self.store, Layout(name), self.founder)
-                while len(self._indexes) > MOST_RUNS:
-                    dropped, _ = self._indexes.popitem(last=False)
-                    self._watched_at.pop(dropped, None)
+            known = self._indexes.setdefault(name, RunIndex(self.store, Layout(name), self.founder))
             self._indexes.move_to_end(name)
+            while len(self._indexes) > MOST_RUNS:
+                dropped, _ = self._indexes.popitem(last=False)
+                self._watched_at.pop(dropped, None)
         if known.version == 0:
             self._first_look(name, known)
         return known
@@ -98,7 +95,7 @@ class Runs:
             return [each for name, each in self._indexes.items() if now - self._watched_at.get(name, 0.0) < WATCHED_SECONDS]
 
     def _first_look(self, name: str, index: RunIndex) -> None:
-        with index.lock:
+        with index.reading():
             try:
                 if index.version == 0:
                     index.look()

@@ -88,10 +88,10 @@ def serve(store_url: str, experiment: str | None, founder: str | None, address: 
         runs.close()
         server.should_exit = True
 
-    say(f"showing {store_url} at {address.link}")
     if any(os.environ.get(name) for name in OTEL):
         from rl_swarm.web.telemetry import export
 
         export(runs)
+    say(f"showing {store_url} at {address.link}")
     with watching_launcher(launcher_of(os.environ), gone):
         server.run()

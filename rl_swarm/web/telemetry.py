@@ -53,6 +53,6 @@ def newest(runs: Runs) -> list[Figure]:
         runs.index(None).look()
     found: list[Figure] = []
     for index in runs.watched():
-        with index.lock:
+        with index.reading():
             found += figures(index)
     return found

@@ -240,12 +240,12 @@ def gossip(index: RunIndex, limit: int) -> say.Gossips:
 
 def rollouts(index: RunIndex, wanted: Wanted, start: Place | None, limit: int) -> say.Rollouts:
     """A page of rollouts. The store is read without holding the lock."""
-    with index.lock:
+    with index.reading():
         newest, nodes = index.ledger.newest, [wanted.node_id] if wanted.node_id else index.workers
         tasks = sorted({task for node in index.moment.nodes if node.last for task in node.last.reward_by_task})
     place = start or Place(newest if wanted.round is None else wanted.round)
     found, after = page_of(index.store, index.layout, wanted, nodes, place, limit) if place.round >= 0 else ([], None)
-    with index.lock:
+    with index.reading():
         shown = [rollout_view(index, each, LONGEST_TEXT) for each in found]
     next_start = f"{after.round}.{after.node}.{after.skip}" if after else None
     return say.Rollouts(shown, next_start, [safe(task) for task in tasks[:MOST_TASKS]], newest if newest >= 0 else None)

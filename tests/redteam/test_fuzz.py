@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rl_swarm import config as configuration
@@ -26,8 +27,11 @@ from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.results import load, path_of
 from rl_swarm.rollout import decode, is_plain
 from rl_swarm.runs import progress
+from rl_swarm.runs.browsing import Wanted
 from rl_swarm.runs.examples import published, published_examples
 from rl_swarm.runs.following import Following, all_experiments
+from rl_swarm.runs.index import RunIndex
+from rl_swarm.runs.ledger import FIGURES
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
 from rl_swarm.show.card import Places, sections
@@ -43,6 +47,8 @@ from rl_swarm.swarm.removals import removed_before
 from rl_swarm.swarm.rounds import Announcement, CurrentState, Reward, Rounds, read_reward, submitted
 from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.text import visible
+from rl_swarm.web import views
+from rl_swarm.web.figures import prometheus_text
 from tests.learning.test_checkpoint import write_archive
 from tests.learning.test_trainer import scored
 from tests.redteam.fuzzer import CELL, DOCUMENTS, LAYOUT, LOCAL, RESULT, SPOOLED, Fuzzer, plain
@@ -117,6 +123,25 @@ def summary(given: Input) -> None:
     "".join(visible(line) for section in sections(found, [], Places("s", "f", "p", "h")) for line in section.lines).encode()
 
 
+def dashboard(given: Input) -> None:
+    """Index the run and make every answer about it: none may raise, and all must be JSON without control characters."""
+    index = RunIndex(given.store, LAYOUT)
+    index.look()
+    made = [
+        views.round_and_stage(index, 0.0),
+        views.peers(index, 0.0, 0, 256),
+        views.leaderboard(index, "won", 0, 50),
+        views.leaderboard_cumulative(index, 0, 16),
+        views.rewards_history(index),
+        views.metrics(index, FIGURES, None),
+        views.gossip(index, 48),
+        views.rollouts(index, Wanted(), None, 10),
+    ]
+    for each in made:
+        assert msgspec.json.decode(msgspec.json.encode(each)) is not None
+    assert prometheus_text(index)
+
+
 # Which reader meets which documents: those whose key contains the text.
 READERS: list[tuple[str, Callable[[Input], object]]] = [
     ("", read_kinds),
@@ -142,6 +167,7 @@ READERS: list[tuple[str, Callable[[Input], object]]] = [
     (LAYOUT.root, lambda given: validate(given.store, LAYOUT, Expected())),
     (LAYOUT.root, lambda given: read_experiments(given.store, ["trial"])),
     (LAYOUT.root, summary),
+    (LAYOUT.root, dashboard),
     (RESULT, load_result),
 ]
 

@@ -1,10 +1,12 @@
 """The index of a run: it agrees with the summary, follows by offset, and costs the same however long the run is."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from rl_swarm.errors import ConfigError, StoreAway
+from rl_swarm.runs.following import Moment
 from rl_swarm.runs.index import RunIndex
 from rl_swarm.runs.summary import summarise
 from rl_swarm.store import Store
@@ -89,3 +91,27 @@ def test_an_experiment_that_is_not_the_founders_is_refused(tmp_path: Path) -> No
     run = LongRun(tmp_path / "store", "long", 2, 2)
     with pytest.raises(ConfigError, match="SWARM_FOUNDER"):
         RunIndex(run.store, Layout("long"), "0" * 64).look()
+
+
+def test_a_viewer_does_not_wait_forever_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_swarm.runs.index.READING_SECONDS", 0.1)
+    run = LongRun(tmp_path / "store", "long", 2, 2)
+    index, began, ended = RunIndex(run.store, run.layout), threading.Event(), threading.Event()
+
+    look = index.following.look
+
+    def hang() -> Moment:
+        began.set()
+        ended.wait(20)
+        return look()
+
+    monkeypatch.setattr(index.following, "look", hang)
+    looking = threading.Thread(target=index.look, daemon=True)
+    looking.start()
+    began.wait(20)
+    with pytest.raises(StoreAway, match="has not answered"), index.reading():
+        pytest.fail("somebody is looking")
+    ended.set()
+    looking.join()
+    with index.reading():
+        assert index.moment.rounds_done == 2
