@@ -213,7 +213,7 @@ class Store(ABC):
     def _delete(self, key: str) -> None: ...
 
     def _remove_folder(self, key: str) -> None:
-        return
+        return  # a service has no folders, or might remove one together with what somebody is writing into it
 
 
 def is_key(text: str) -> bool:

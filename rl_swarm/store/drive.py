@@ -191,6 +191,9 @@ class DriveStore(Store):
             self._learn(entry.id)
             raise Transient("other bytes came than were written")
 
+    def _size(self, key: str) -> int:
+        return self._entry(key).size
+
     def _list(self, folder: str) -> list[str]:
         parents = self._folders(self._names(folder.rstrip("/")), READ_SECONDS)
         if not parents:

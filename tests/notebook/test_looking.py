@@ -49,8 +49,8 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Display:
 
 def test_outside_a_notebook_the_run_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     notebook.watch()
-    [line] = capsys.readouterr().out.replace("\n", " ").split("  ")
-    assert line.startswith("16 of 16 rounds, reward ") and "3 workers: 3 complete" in line
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert said.startswith("Ctrl-C leaves this view") and "16 of 16 rounds, reward " in said and "3 workers: 3 complete" in said
 
 
 def test_in_a_cell_the_view_is_drawn_in_place(display: Display, monkeypatch: pytest.MonkeyPatch) -> None:

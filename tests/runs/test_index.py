@@ -89,7 +89,7 @@ def test_a_store_that_is_away_leaves_what_was_read(tmp_path: Path, monkeypatch: 
 
 def test_an_experiment_that_is_not_the_founders_is_refused(tmp_path: Path) -> None:
     run = LongRun(tmp_path / "store", "long", 2, 2)
-    with pytest.raises(ConfigError, match="SWARM_FOUNDER"):
+    with pytest.raises(ConfigError, match="the founder that you named"):
         RunIndex(run.store, Layout("long"), "0" * 64).look()
 
 

@@ -69,6 +69,8 @@ def account(azurite: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class TestAzure(StoreContract):
+    removes_folders = False
+
     @pytest.fixture
     def store(self, account: str, request: pytest.FixtureRequest) -> Store:
         _make_container(account)

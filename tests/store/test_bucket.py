@@ -45,6 +45,8 @@ def agree(server: str, place: str, conditional: bool) -> None:
 
 
 class TestBucket(StoreContract):
+    removes_folders = False
+
     @pytest.fixture
     def store(self, place: str, server: str) -> Store:
         agree(server, place, True)

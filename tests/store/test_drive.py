@@ -52,6 +52,8 @@ def eager(monkeypatch: Patch) -> None:
 
 
 class TestDrive(StoreContract):
+    removes_folders = False
+
     @pytest.fixture
     def store(self, make: Callable[..., DriveFake], eager: None, monkeypatch: Patch) -> Store:
         make()

@@ -142,7 +142,7 @@ def test_wrong_questions_are_answered_with_what_to_do(client: TestClient, tmp_pa
 def test_an_experiment_that_is_not_the_founders_is_refused(run: LongRun) -> None:
     with TestClient(make_app(Runs(run.store, None, "0" * 64)), base_url="http://127.0.0.1") as client:
         assert [each["status"] for each in ask(client, "experiments")["experiments"]] == ["refused"]
-        assert "SWARM_FOUNDER" in ask(client, "peers", 409, experiment="first")["detail"]
+        assert "the founder that you named" in ask(client, "peers", 409, experiment="first")["detail"]
 
 
 def test_every_question_of_the_description_takes_an_experiment(client: TestClient) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rl_swarm.errors import LibraryError
 
 # As in pyproject.toml. The first are all that commands need which load no model.
-LIGHT = ("click>=8.1", "msgspec>=0.19", "rich>=13")
+LIGHT = ("click>=8.1", "msgspec>=0.19", "rich>=13", "zstandard>=0.22")
 NEEDED = (*LIGHT, "matplotlib>=3.8", "reasoning-gym==0.1.25", "safetensors>=0.4", "torch>=2.6", "transformers>=5.0,<6")
 WANTED = NEEDED[-1]
 
