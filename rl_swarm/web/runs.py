@@ -114,13 +114,17 @@ class Runs:
                         self.index(name)
 
     def _follow(self) -> None:
+        """Look again and again; spend at most a quarter of the time on it, however slow the store or large the swarm."""
         self._read_ahead()
-        while not self._closing.wait(LOOK_SECONDS):
+        pause = LOOK_SECONDS
+        while not self._closing.wait(pause):
+            began = time.monotonic()
             for index in self.watched():
                 try:
                     index.look()
                 except ConfigError as error:  # somebody has replaced the experiment
                     index.trouble = str(error)
+            pause = max(LOOK_SECONDS, 3 * (time.monotonic() - began))
 
     def listing(self, now: float) -> say.Experiments:
         """All experiments in a few figures each. A long list is looked at little by little."""

@@ -15,7 +15,6 @@ HOST, PORT = "127.0.0.1", 8470
 MORE_PORTS = 50  # that are tried after the usual one
 TOKEN_BYTES = 24
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
-OTEL = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ def serve(store_url: str, experiment: str | None, founder: str | None, address: 
     from rl_swarm.store import open_store
     from rl_swarm.web.app import make_app
     from rl_swarm.web.runs import Runs
+    from rl_swarm.web.telemetry import export
 
     runs = Runs(open_store(store_url, writable=False), experiment, founder)
 
@@ -88,10 +88,7 @@ def serve(store_url: str, experiment: str | None, founder: str | None, address: 
         runs.close()
         server.should_exit = True
 
-    if any(os.environ.get(name) for name in OTEL):
-        from rl_swarm.web.telemetry import export
-
-        export(runs)
+    export(runs, os.environ)
     say(f"showing {store_url} at {address.link}")
     with watching_launcher(launcher_of(os.environ), gone):
         server.run()

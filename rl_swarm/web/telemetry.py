@@ -3,17 +3,38 @@
 FastAPI itself adds a span and a duration for every request, once there are providers for them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from typing import Any
 
 from rl_swarm.errors import ConfigError, NotFound, StoreAway
 from rl_swarm.web.figures import HELP, Figure, figures
 from rl_swarm.web.runs import Runs
 
+ENDPOINTS = {
+    "metrics": ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"),
+    "traces": ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+}
 
-def export(runs: Runs) -> None:
-    """Begin to send. The libraries read endpoint, headers, interval and resource from the environment."""
+
+def export(runs: Runs, environment: Mapping[str, str]) -> None:
+    """Begin to send what there is an endpoint for. The libraries read endpoint, headers, interval and resource by themselves."""
+    wanted = {kind: any(environment.get(name) for name in names) for kind, names in ENDPOINTS.items()}
+    if not any(wanted.values()):
+        return
+    _require_libraries()
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.resources import Resource
+
+    resource = Resource.create({"service.name": "rl-swarm"})
+    if wanted["metrics"]:
+        metrics.set_meter_provider(_figures(runs, resource))
+    if wanted["traces"]:
+        trace.set_tracer_provider(_spans(resource))
+
+
+def _require_libraries() -> None:
     try:
         there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
     except ModuleNotFoundError:
@@ -22,22 +43,25 @@ def export(runs: Runs) -> None:
         raise ConfigError(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'rl-swarm[otel]', or unset it"
         )
-    from opentelemetry import metrics, trace
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+
+def _spans(resource: Any) -> Any:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.metrics import CallbackOptions, Observation
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.name": "rl-swarm"})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _figures(runs: Runs, resource: Any) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
     provider = MeterProvider(metric_readers=[PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
-    metrics.set_meter_provider(provider)
-    spans = TracerProvider(resource=resource)
-    spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(spans)
     meter = provider.get_meter("rl_swarm")
 
     def gauge(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
@@ -45,6 +69,7 @@ def export(runs: Runs) -> None:
 
     for name, meaning in HELP.items():
         meter.create_observable_gauge(name, [gauge(name)], description=meaning)
+    return provider
 
 
 def newest(runs: Runs) -> list[Figure]:

@@ -71,11 +71,13 @@ export class Chart {
     }
     const shape = JSON.stringify([data.lines.map((line) => [line.name, line.colour, line.dash]), (data.bands || []).length]);
     if (this.plot && this.shape === shape) {
-      this.plot.setData([data.rounds, ...data.lines.map((line) => line.values)]);
+      this.plot.setData([data.rounds, ...data.lines.map((line) => line.values)], !this.enlarged());
+      if (this.enlarged()) this.plot.redraw();
     } else {
       this.shape = shape;
       this.build();
     }
+    if (!this.enlarged()) this.ends = [data.rounds[0], data.rounds.at(-1)];
     this.describe();
   }
 
@@ -83,6 +85,7 @@ export class Chart {
     this.drop();
     fill(this.box);
     const { data } = this;
+    this.ends = [data.rounds[0], data.rounds.at(-1)];
     const axis = { stroke: colour("faint"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
     const share = data.share;
     const series = data.lines.map((line, place) => ({
@@ -113,6 +116,12 @@ export class Chart {
       hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
     }, [data.rounds, ...data.lines.map((line) => line.values)], this.box);
     fill(this.legend, data.lines.filter((line) => !line.quiet).map((line) => this.button(line)));
+  }
+
+  // Whether the reader has dragged over a part, which new rounds must not undo.
+  enlarged() {
+    const { min, max } = this.plot.scales.x;
+    return min > this.ends[0] || max < this.ends[1];
   }
 
   button(line) {
