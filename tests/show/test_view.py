@@ -238,8 +238,7 @@ def test_status_shows_whole_states_in_80_columns() -> None:
     moment = Moment("demo", max_rounds=60, nodes=(node("coordinator_0", doing, round=12), node("worker_1", "training", round=12)))
     lines = shown(status_view(moment, 112.0, 80), width=80).splitlines()
     assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
-    told = "".join(line[15:43] for line in lines if line.startswith(("coordinator_0", " " * 14)))
-    assert " ".join(told.split()).replace(" ", "").startswith(doing.replace(" ", "")[:40])
+    assert set(doing.split()) <= {word for line in lines for word in line.split()}
 
 
 def test_one_round_is_no_mean_of_rounds() -> None:
