@@ -116,6 +116,11 @@ class StoreContract:
             assert len(won) == 1
             assert store.get(f"race/{race}", limit=1 << 24) == bytes(won) * 5000
 
+    def test_of_32_writers_one_wins(self, store: Store) -> None:
+        won = self.race([self.second(store) for _ in range(32)], "race/x")
+        assert len(won) == 1
+        assert store.get("race/x", limit=1 << 24) == bytes(won) * 5000
+
     def race(self, stores: list[Store], key: str) -> list[int]:
         """Who of many writers of one key was told that it had written."""
         barrier = threading.Barrier(len(stores))

@@ -82,9 +82,6 @@ class TestAzure(StoreContract):
     def test_creation_is_conditional(self, store: Store) -> None:
         assert type(store) is BucketStore
 
-    def test_of_32_writers_one_wins(self, store: Store) -> None:
-        assert len(self.race([self.second(store) for _ in range(32)], "race/x")) == 1
-
 
 def test_a_container_that_does_not_exist(account: str) -> None:
     with pytest.raises(ConfigError, match="a bucket that does not exist, got 'az://none'"):

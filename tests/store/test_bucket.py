@@ -55,11 +55,6 @@ class TestBucket(StoreContract):
     def second(self, store: Store) -> Store:
         return open_store(store.url)
 
-    def test_of_32_writers_one_wins(self, store: Store) -> None:
-        won = self.race([self.second(store) for _ in range(WRITERS)], "race/large")
-        assert len(won) == 1
-        assert store.get("race/large", limit=1 << 24) == bytes(won) * 5000
-
 
 class TestCandidates(TestBucket):
     """The same where the service is known not to honour conditional creation, though this one would."""

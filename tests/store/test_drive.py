@@ -66,7 +66,8 @@ class TestDrive(StoreContract):
     # Drive has no exclusive create: all readers choose the same file, which the test below looks at.
     test_of_many_writers_one_wins_and_readers_see_it_whole = None  # type: ignore[assignment]
 
-    def test_of_32_writers_every_reader_picks_the_same(self, store: Store) -> None:
+    def test_of_32_writers_one_wins(self, store: Store) -> None:
+        """Every reader, whenever it reads, finds the same document once the writers are done."""
         told = self.race([self.second(store) for _ in range(WRITERS)], "race/x")
         found = {self.second(store).get("race/x", limit=1 << 24) for _ in range(5)}
         assert len(found) == 1
