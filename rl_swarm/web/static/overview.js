@@ -61,7 +61,7 @@ function header({ round, rewards, metrics, peers }) {
       tile("reward of own completions", mean.length > 3 ? `${number(first)} → ${number(last)}` : number(last), grown ? `${grown}, first rounds to last` : "mean of the workers"),
       tile("held-out, as the verifier reads", change("held_out"), held.length ? `${held.at(-1).questions} questions, ${percent(held.at(-1).low, 0)} to ${percent(held.at(-1).high, 0)}` : "measured every EVAL_INTERVAL rounds"),
       tile("held-out, in the form", change("in_form"), "made to begin with <answer>"),
-      tile("held-out, style-blind", change("style_blind"), "right in any form")),
+      tile("held-out, in any form", change("style_blind"), "right, however it is written")),
   ];
 }
 
@@ -100,7 +100,7 @@ function drawCharts(charts, { rewards, metrics }) {
     lines: [
       { name: "as the verifier reads", values: held.map((each) => each.held_out), colour: first, width: 2.5, points: true },
       { name: "in the form", values: held.map((each) => each.in_form), colour: colour("faint"), dash: [3, 4], width: 2 },
-      { name: "style-blind", values: held.map((each) => each.style_blind), colour: colour("second"), dash: [8, 4], width: 2, points: true },
+      { name: "in any form", values: held.map((each) => each.style_blind), colour: colour("second"), dash: [8, 4], width: 2, points: true },
       { name: "low", values: held.map((each) => each.low), colour: first, width: 0, quiet: true },
       { name: "high", values: held.map((each) => each.high), colour: first, width: 0, quiet: true }],
     bands: [{ low: 3, high: 4, colour: first }],
