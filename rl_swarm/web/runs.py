@@ -18,6 +18,7 @@ from rl_swarm.web import documents as say
 from rl_swarm.web.views import safe
 
 LOOK_SECONDS = 0.5  # between two looks at the runs that are watched
+READ_ON_SECONDS = 0.02  # the same while there is more to read; viewers get their turn
 WATCHED_SECONDS = 30.0  # after the last request a run counts as watched
 MOST_RUNS = 12  # that are kept up to date
 MOST_EXPERIMENTS = 200  # in the list
@@ -111,10 +112,12 @@ class Runs:
             for name in [self.default, *others]:
                 with suppress(ConfigError):
                     if not self._closing.is_set():
-                        self.index(name)
+                        index = self.index(name)
+                        while index.behind and not self._closing.wait(READ_ON_SECONDS):
+                            index.look()
 
     def _follow(self) -> None:
-        """Look again and again; spend at most a quarter of the time on it, however slow the store or large the swarm."""
+        """Look again and again; spend at most a quarter of the time on it, once all journals are read."""
         self._read_ahead()
         pause = LOOK_SECONDS
         while not self._closing.wait(pause):
@@ -124,7 +127,8 @@ class Runs:
                     index.look()
                 except ConfigError as error:  # somebody has replaced the experiment
                     index.trouble = str(error)
-            pause = max(LOOK_SECONDS, 3 * (time.monotonic() - began))
+            behind = any(index.behind for index in self.watched())
+            pause = READ_ON_SECONDS if behind else max(LOOK_SECONDS, 3 * (time.monotonic() - began))
 
     def listing(self, now: float) -> say.Experiments:
         """All experiments in a few figures each. A long list is looked at little by little."""

@@ -204,7 +204,7 @@ class TestPage:
         first = {name: times[0] for name, times in seconds.items()}
         warm = {name: median(times[1:]) for name, times in seconds.items()}
         assert warm["long"] <= 1.5 * warm["short"] + 0.5, seconds
-        assert first["long"] <= 1.5 * first["short"] + 5.0, "the first viewer waits until the journals are read"
+        assert first["long"] <= 1.5 * first["short"] + 5.0, "the first viewer also waits until the journals are read"
 
 
 @pytest.fixture(scope="module")
