@@ -1,5 +1,6 @@
 """The dashboard beside a run that is started here: a process of its own, which ends with the run."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ def shown_on_a_page(wanted: bool, environment: Mapping[str, str], say: Callable[
         server.ask_to_stop()
         if server.process is not None and not _ended(server):
             server.kill()
+        say(f"the page is closed; this opens it again: rl-swarm web --gdrive-path {shlex.quote(config.store_url)}")
 
 
 def _server(port: int, environment: Mapping[str, str], console: Path) -> Child:

@@ -32,6 +32,7 @@ def test_the_page_of_a_run_is_served_until_it_ends(tmp_path: Path) -> None:
                 time.sleep(0.1)
         else:
             pytest.fail((tmp_path / "home/consoles/first/web.log").read_text())
+    assert said[-1].endswith(f"rl-swarm web --gdrive-path {tmp_path / 'store'}")
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{url}api/healthz", timeout=10)
 
