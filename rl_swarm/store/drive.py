@@ -85,7 +85,7 @@ class Index:
 
 
 class DriveStore(Store):
-    attempts = 6
+    attempts = 3  # of the whole operation: each request is tried several times
     first_pause_seconds = 0.5
     retry_seconds = 20.0
     parallel = 4

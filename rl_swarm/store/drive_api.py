@@ -6,10 +6,11 @@ process within a share of them, and below that for a while after a refusal.
 
 import json
 import os
+import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -42,7 +43,7 @@ TIMEOUT_SECONDS = 20.0
 CHUNK_BYTES = 8 << 20
 PAGE = 1000
 IDS_AT_ONCE = 100
-CREATE_ATTEMPTS = 3  # under one id
+CALL_ATTEMPTS = 4
 PAUSE_SECONDS = 0.5
 FIELDS = "id,name,mimeType,parents,trashed,md5Checksum,size,createdTime"
 FOLDER = "application/vnd.google-apps.folder"
@@ -92,6 +93,7 @@ class DriveApi:
         self._lock = threading.RLock()
         self.bucket = TokenBucket(UNITS_A_MINUTE / 60 * SHARE, clock)
         self.calls: Counter[str] = Counter()
+        self._chance = random.Random()
         with self._connection() as http:
             self._service = build_from_document(self._document, http=http)
         weakref.finalize(self, _close, self._made)
@@ -145,12 +147,12 @@ class DriveApi:
         return self._create(body, "folder")
 
     def create(self, name: str, parent: str, data: bytes) -> File:
-        return self._create({"name": name, "parents": [parent]}, "create", lambda: MediaInMemoryUpload(data))
+        return self._create({"name": name, "parents": [parent]}, "create", MediaInMemoryUpload(data))
 
     def create_from(self, name: str, parent: str, path: Path) -> File:
         """Upload a file in chunks, in a session that goes on where it was interrupted."""
         media = MediaFileUpload(str(path), "application/octet-stream", chunksize=CHUNK_BYTES, resumable=True)
-        return self._create({"name": name, "parents": [parent]}, "upload", lambda: media)
+        return self._create({"name": name, "parents": [parent]}, "upload", media)
 
     def update(self, file_id: str, data: bytes, trashed: bool = False) -> File:
         request = self._service.files().update(
@@ -206,22 +208,16 @@ class DriveApi:
             raise failures[0]
         return kept
 
-    def _create(self, body: dict[str, Any], kind: str, media: Callable[[], Any] | None = None) -> File:
+    def _create(self, body: dict[str, Any], kind: str, media: Any = None) -> File:
         """Create a file under an id that was asked for before: after a lost answer it is there once, and not twice."""
         body = body | {"id": self._next_id()}
-        for left in reversed(range(CREATE_ATTEMPTS)):
-            options = {"media_body": media()} if media else {}
-            request = self._service.files().create(body=body, fields=FIELDS, supportsAllDrives=True, **options)
-            try:
-                found: File = self._call(WRITE, kind, request)
-                return found
-            except _Exists:
-                return self.get(body["id"])
-            except Transient as error:
-                failure = error
-            if left:
-                self.bucket.clock.sleep(PAUSE_SECONDS)
-        raise failure
+        options = {"media_body": media} if media else {}
+        request = self._service.files().create(body=body, fields=FIELDS, supportsAllDrives=True, **options)
+        try:
+            found: File = self._call(WRITE, kind, request)
+            return found
+        except _Exists:
+            return self.get(body["id"])
 
     def _next_id(self) -> str:
         with self._lock:
@@ -231,10 +227,22 @@ class DriveApi:
             return self._ids.pop()
 
     def _call(self, units: int, kind: str, request: Any) -> Any:
-        self.bucket.take(units)
-        self.calls[kind] += 1
-        with self._translated(), self._connection() as http:
-            return request.execute(http=http) if request.resumable is None else self._upload(request, http)
+        """Make one request, with growing pauses between the tries: an operation of the store may need many of them."""
+        pause = PAUSE_SECONDS
+        for left in reversed(range(CALL_ATTEMPTS)):
+            self.bucket.take(units)
+            self.calls[kind] += 1
+            try:
+                with self._translated(), self._connection() as http:
+                    return request.execute(http=http) if request.resumable is None else self._upload(request, http)
+            except _Exists:
+                raise
+            except Transient as error:
+                failure = error
+            if left:
+                self.bucket.clock.sleep(pause * (0.5 + self._chance.random()))
+                pause *= 2
+        raise failure
 
     def _upload(self, request: Any, http: AuthorizedHttp) -> Any:
         """Send all chunks. After a failure the library asks the session how much has arrived, and goes on from there."""

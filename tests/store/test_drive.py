@@ -266,6 +266,7 @@ def test_a_process_stays_within_the_documented_quota(make: Callable[..., DriveFa
     monkeypatch.setattr("rl_swarm.store.drive_api.SHARE", 2_000 / 325_000)
     scenario()
     monkeypatch.setattr(DriveStore, "attempts", 1)
+    monkeypatch.setattr("rl_swarm.store.drive_api.CALL_ATTEMPTS", 1)
     monkeypatch.setattr(TokenBucket, "take", lambda self, units: None)
     undefended(scenario)
 
@@ -282,7 +283,7 @@ def test_refusals_are_waited_for(make: Callable[..., DriveFake], eager: None, mo
 
     scenario()
     monkeypatch.setattr(DriveStore, "attempts", 1)
-    monkeypatch.setattr("rl_swarm.store.drive_api.CREATE_ATTEMPTS", 1)
+    monkeypatch.setattr("rl_swarm.store.drive_api.CALL_ATTEMPTS", 1)
     undefended(scenario)
 
 
@@ -321,7 +322,7 @@ def test_a_session_that_does_not_go_on_is_an_error(
     """The defence of the test above is needed."""
     drive = make(session_cuts=20)
     monkeypatch.setattr(DriveStore, "attempts", 1)
-    monkeypatch.setattr("rl_swarm.store.drive_api.WRITE", 0)
+    monkeypatch.setattr("rl_swarm.store.drive_api.CALL_ATTEMPTS", 1)
     source = tmp_path / "source"
     source.write_bytes(bytes(2 * CHUNK_BYTES))
     with pytest.raises(StoreAway):
