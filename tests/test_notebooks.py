@@ -24,7 +24,7 @@ from tests.support.processes import descendants
 ALL = {notebook.names[0]: notebook for notebook in make_all()}
 FAST = ("00_start_here", "TEST_MODE", "EX12.20.SAPO_Results_Analysis")
 SMALL = {"ROUNDS": {"CPU": 2}, "WORKERS": {"CPU": 2}, "PROBE_SECONDS": 1}
-PLAIN_SMALL = {"ROUNDS": 2}
+PLAIN_SMALL = {"ROUNDS": 2, "WORKERS": 2, "EVALUATED_EVERY": 0}
 
 
 def run(notebook: Notebook, folder: Path, **constants: object) -> nbformat.NotebookNode:
@@ -108,7 +108,7 @@ def test_the_settings_for_gpus_are_settings(kind: str) -> None:
 
 
 def test_five_minutes_from_nothing_to_a_curve_and_a_chat(tmp_path: Path) -> None:
-    made = run(ALL["00_start_here"], tmp_path, ROUNDS=3)
+    made = run(ALL["00_start_here"], tmp_path, ROUNDS=3, WORKERS=2, EVALUATED_EVERY=0)
     text = shown(made)
     assert "start_here: complete, 3 of 3 rounds" in text and "swarm complete" in text
     assert any("image/png" in output.get("data", {}) for cell in made.cells for output in cell.get("outputs", []))

@@ -49,7 +49,7 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        cells = [run(split, rounds=3, nodes=2, EVAL_INTERVAL="2") for split in ("2/0", "4/4")]
+        cells = [run(split, rounds=2, nodes=2, EVAL_INTERVAL="2") for split in ("2/0", "4/4")]
         write_csv(analyse(cells, "4/4"), tmp_path / name)
     for file in ("rounds.csv", "cells.csv"):
         first, second = (table(tmp_path / name / file) for name in ("first", "second"))
