@@ -219,7 +219,7 @@ def client_of(made: nbformat.NotebookNode, **constants: object) -> NotebookClien
     for cell in made.cells:
         for name, value in constants.items():
             cell.source = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value!r}", cell.source)
-    return NotebookClient(made, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True)
+    return NotebookClient(made, timeout=CELL_SECONDS, kernel_name="python3")
 
 
 def execute(made: nbformat.NotebookNode, folder: Path, environment: Mapping[str, str], **constants: object) -> None:
@@ -227,10 +227,23 @@ def execute(made: nbformat.NotebookNode, folder: Path, environment: Mapping[str,
     client_of(made, **constants).execute(env={**os.environ, **environment}, cwd=str(folder))
 
 
+def joined(outputs: Sequence[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Lines that were printed one after the other as one output, in their place among the others."""
+    found: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if found and output.output_type == "stream" and found[-1].get("name") == output.name:
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
+
+
 def tidy(made: nbformat.NotebookNode, folder: Path) -> None:
     """Remove what says nothing to a reader: when each cell ran, in which folder, with which Python."""
     for cell in made.cells:
         cell.metadata = nbformat.NotebookNode()
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
         for output in cell.get("outputs", []):
             for holder in (output, output.get("data", {})):
                 for kind in ("text", "text/plain", "text/html"):

@@ -201,6 +201,9 @@ class _Checks:
         if not wanted:
             yield Finding("sharing", "ok", "J = 0: no sharing intended")
             return
+        if self.expected.external_count is None and len(used) == 1:
+            yield Finding("sharing", "warning", f"J = {wanted}, and only one worker has played: nobody to share with yet")
+            return
         wrong = []
         if not any(used.values()):
             wrong.append(f"J = {wanted}, but no external rollout was ever used")

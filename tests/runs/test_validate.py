@@ -192,3 +192,11 @@ def test_quoted_lines_are_short(store: MemoryStore) -> None:
     found = validate(store, LAYOUT, Expected())
     assert all(len(finding.detail) < 800 for finding in found)
     assert details(found, "logs")[0].startswith("w1: out of memory a b")
+
+
+def test_a_worker_that_was_alone_is_no_failure_unless_sharing_was_asked_for(tmp_path: Path) -> None:
+    run = SampleRun(MemoryStore(), tmp_path, workers=("w1",)).play(3)
+    [found] = [finding for finding in validate(run.store, LAYOUT, Expected()) if finding.check == "sharing"]
+    assert (found.status, found.detail) == ("warning", "J = 2, and only one worker has played: nobody to share with yet")
+    [asked] = [finding for finding in validate(run.store, LAYOUT, Expected(external_count=2)) if finding.check == "sharing"]
+    assert asked.status == "failed"
