@@ -4,7 +4,7 @@
     python -m checks.notebooks run [NAME ...]   run those whose name begins so, or all, and keep their outputs
 
 A part is Markdown in which each Python block becomes a cell, and $words are filled in. Notebooks are run one after the other in one
-folder, as a user would run them: the monitoring and the analysis show the runs of the others.
+folder, as a user would run them: the monitoring and the analysis show the runs of the others, and the worker joins the coordinator.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -39,6 +40,7 @@ class Notebook:
     names: tuple[str, ...]
     parts: Sequence[str]
     words: Mapping[str, object]
+    beside: str = ""  # a notebook that runs at the same time
 
 
 def swarm(
@@ -91,6 +93,7 @@ def make_all() -> list[Notebook]:
             "friends",
             "4/4",
             workers={"CPU": 1, "T4": 1, "A100": 1},
+            rounds={"CPU": 200, "T4": 200, "A100": 2000},
             other_names=("colab_coordinator",),
             more=("use",),
         ),
@@ -104,6 +107,7 @@ def make_all() -> list[Notebook]:
                 "time": TWO_MINUTES,
                 "command": '"work"',
             },
+            beside="EX12.00.RL_Swarm_Coordinator",
         ),
         Notebook(
             ("EX12.02.RL_Swarm_Monitoring",),
@@ -254,6 +258,30 @@ def tidy(made: nbformat.NotebookNode, folder: Path) -> None:
     made.metadata.pop("language_info", None)
 
 
+def groups() -> list[list[Notebook]]:
+    """Notebooks in the order in which a user would run them; those of a group at the same time."""
+    found: list[list[Notebook]] = []
+    for notebook in make_all():
+        if notebook.beside:
+            next(group for group in found if group[0].names[0] == notebook.beside).append(notebook)
+        else:
+            found.append([notebook])
+    return found
+
+
+def run_group(group: Sequence[Notebook], folder: Path, **constants: object) -> list[nbformat.NotebookNode]:
+    """Run notebooks at the same time, each with a home of its own; return them with their outputs."""
+
+    def run(notebook: Notebook) -> nbformat.NotebookNode:
+        made = as_file(notebook)
+        execute(made, folder, {"RL_SWARM_HOME": str(folder / f"home_{group.index(notebook)}")}, **constants)
+        tidy(made, folder)
+        return made
+
+    with ThreadPoolExecutor(len(group)) as threads:
+        return list(threads.map(run, group))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("write", "run"))
@@ -261,16 +289,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
-        for notebook in make_all():
-            made = as_file(notebook)
-            if options.what == "run" and (not options.names or any(map(notebook.names[0].startswith, options.names))):
-                print(f"running {notebook.names[0]}", flush=True)
-                execute(made, folder, {"RL_SWARM_HOME": str(folder / "home")})
-                tidy(made, folder)
+        for group in groups():
+            names = [notebook.names[0] for notebook in group]
+            if options.what == "run" and (not options.names or any(map(names[0].startswith, options.names))):
+                print(f"running {' and '.join(names)}", flush=True)
+                made = run_group(group, folder)
             else:
-                made = with_outputs(made, FOLDER / f"{notebook.names[0]}.ipynb")
-            for name in notebook.names:
-                nbformat.write(made, FOLDER / f"{name}.ipynb")
+                made = [with_outputs(as_file(notebook), FOLDER / f"{notebook.names[0]}.ipynb") for notebook in group]
+            for notebook, file in zip(group, made, strict=True):
+                for name in notebook.names:
+                    nbformat.write(file, FOLDER / f"{name}.ipynb")
     return 0
 
 

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import DeadKernelError
 
-from checks.notebooks import FOLDER, Notebook, as_file, client_of, execute, make_all
+from checks.notebooks import FOLDER, Notebook, as_file, client_of, execute, groups, make_all, run_group
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import load
 from rl_swarm.store.folder import FolderStore
@@ -134,10 +134,10 @@ def test_the_analysis_shows_four_runs_beside_the_papers_figures(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
-    """In the order of a user: the monitoring and the analysis find the runs of those before."""
-    for name, notebook in ALL.items():
-        text = shown(run(notebook, tmp_path, **small(notebook)))
-        assert "Traceback" not in text, name
+    """In the order of a user: the worker joins the coordinator, the monitoring and the analysis find the runs of those before."""
+    for group in groups():
+        for made in run_group(group, tmp_path, **small(group[0])):
+            assert "Traceback" not in shown(made), group[0].names[0]
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-WIDTH = 100
-STYLE = "white-space: pre; overflow-x: auto; line-height: 1.2; font-family: Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-FORMAT = f'<pre style="{STYLE}"><code>{{code}}</code></pre>'
+WIDTH = 88
+STYLE = "white-space: pre; line-height: 1.15; font-size: 13px; font-family: Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+FORMAT = f'<pre style="{STYLE}; overflow-x: auto"><code style="{STYLE}; padding: 0">{{code}}</code></pre>'
 
 
 class CellScreen:
