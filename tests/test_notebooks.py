@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import Registration, register
 from tests.support.processes import descendants
 
+ROOT = Path(__file__).parents[1]
 ALL = {notebook.names[0]: notebook for notebook in make_all()}
 FAST = ("00_start_here", "TEST_MODE", "EX12.20.SAPO_Results_Analysis")
 SMALL = {"ROUNDS": {"CPU": 2}, "WORKERS": {"CPU": 2}, "PROBE_SECONDS": 1}
@@ -138,6 +140,37 @@ def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
     for group in groups():
         for made in run_group(group, tmp_path, **small(group[0])):
             assert "Traceback" not in shown(made), group[0].names[0]
+
+
+@pytest.mark.slow
+def test_in_colab_everything_is_on_the_drive(tmp_path: Path) -> None:
+    """A FUSE mount that refuses to rename, which is flushed, unmounted and mounted again; and a secret that no cell shows."""
+    drive, downloads = tmp_path / "uploaded", tmp_path / "downloads"
+    downloads.mkdir()
+    environment = {
+        "PYTHONPATH": f"{ROOT / 'tests' / 'support' / 'fake_colab'}{os.pathsep}{ROOT}",
+        "FAKE_DRIVE": str(drive),
+        "FAKE_DOWNLOADS": str(downloads),
+        "FAKE_SECRETS": json.dumps({"HF_TOKEN": "hf_a_secret"}),
+        "RL_SWARM_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    constants = {"DRIVE_FOLDER": str(tmp_path / "mount" / "MyDrive" / "rl-swarm"), "WORKERS": 2, "EVALUATED_EVERY": 0}
+    texts = []
+    try:
+        for name, rounds in (("TEST_MODE", 3), ("00_start_here", 2), ("EX12.12.SAPO_Experiment_4loc4ext", {"CPU": 2})):
+            made = as_file(ALL[name])
+            workers = {"WORKERS": {"CPU": 2}, "PROBE_SECONDS": 1} if "settings" in ALL[name].parts else {}
+            execute(made, tmp_path, environment, **{**constants, "ROUNDS": rounds, **workers})
+            texts.append(shown(made))
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path / "mount")], check=False)
+    assert "waiting until the Drive has uploaded everything" in texts[0] and "all 3 announced" in texts[0]
+    assert "HF_TOKEN is set" in texts[2] and "hf_a_secret" not in "".join(texts)
+    assert {path.name for path in (drive / "MyDrive" / "rl-swarm" / "experiments").iterdir()} == {
+        *("test_mode", "start_here", "ex12_12_4loc4ext")
+    }
+    assert (downloads / "model.zip").stat().st_size > 1000 and not (tmp_path / "rl-swarm-data").exists()
 
 
 @pytest.mark.slow
