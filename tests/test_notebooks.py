@@ -134,7 +134,14 @@ def test_the_analysis_shows_four_runs_beside_the_papers_figures(tmp_path: Path) 
     assert (tmp_path / "analysis" / "report.html").exists()
 
 
+@pytest.fixture
+def informative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Already in two rounds there is something to share."""
+    monkeypatch.setenv("COMPLETION_PREFIX", "answer")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("informative")
 def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
     """In the order of a user: the worker joins the coordinator, the monitoring and the analysis find the runs of those before."""
     for group in groups():
@@ -143,6 +150,7 @@ def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("informative")
 def test_in_colab_everything_is_on_the_drive(tmp_path: Path) -> None:
     """A FUSE mount that refuses to rename, which is flushed, unmounted and mounted again; and a secret that no cell shows."""
     drive, downloads = tmp_path / "uploaded", tmp_path / "downloads"

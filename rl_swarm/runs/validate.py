@@ -131,13 +131,16 @@ class _Checks:
 
     def _check_rounds(self) -> Iterator[Finding]:
         announced = {number for number in map(round_of_file, self.store.list(self.layout.states)) if number is not None}
-        missing = [number for number in range(self.rounds) if number not in announced]
+        came = min(announced, default=0)  # workers may have begun without the coordinator
+        missing = [number for number in range(came, self.rounds) if number not in announced]
+        if self.coordinated and 0 < came < self.rounds:
+            yield Finding("rounds", "warning", f"played before the coordinator came: {_some(list(range(came)))} of {self.rounds}")
         if self.coordinated and missing:
             yield Finding("rounds", "failed", f"not announced: {_some(missing)} of {self.rounds}")
         elif not self.coordinated:
             yield Finding("rounds", "warning", f"{counted(self.rounds, 'round')} without a coordinator")
         else:
-            yield Finding("rounds", "ok", f"all {self.rounds} announced")
+            yield Finding("rounds", "ok", f"all {self.rounds - came} announced")
         for node, rows in self.metrics.items():
             done = [row.round for row in rows]
             if not done or max(done) < self.rounds - 1:
