@@ -74,8 +74,12 @@ def swarm(
 
 
 def make_all() -> list[Notebook]:
-    four = {"CPU": 4, "T4": 2, "A100": 4}
-    made = [
+    """All notebooks, in the order in which a user would run them."""
+    return [*for_everybody(), *paper_splits(), *on_one_gpu(), *checks_and_results()]
+
+
+def for_everybody() -> list[Notebook]:
+    return [
         Notebook(
             ("00_start_here",),
             ("start_here", "results", "use", "next"),
@@ -120,6 +124,10 @@ def make_all() -> list[Notebook]:
             },
         ),
     ]
+
+
+def paper_splits() -> list[Notebook]:
+    made = []
     for number, split in zip(range(10, 14), ("8/0", "6/2", "4/4", "2/6"), strict=True):
         own, external = split.split("/")
         made.append(
@@ -130,10 +138,15 @@ def make_all() -> list[Notebook]:
                 "compares the four splits; 8/0, which shares nothing, is the baseline.",
                 f"ex12_{number}_{own}loc{external}ext",
                 split,
-                workers=four,
+                workers={"CPU": 4, "T4": 2, "A100": 4},
             )
         )
-    made.append(
+    return made
+
+
+def on_one_gpu() -> list[Notebook]:
+    """Eight GPT-2 workers, and the documents' five nodes, of which one is the coordinator."""
+    made = [
         swarm(
             "EX12.14.SAPO_8Node_SingleGPU_gpt2",
             "Eight nodes on one GPU",
@@ -144,9 +157,9 @@ def make_all() -> list[Notebook]:
             rounds=FEW_ROUNDS,
             models=GPT2,
             more=("memory",),
-            time="about three minutes on two cores with nano; not measured on an A100.",
-        )
-    )
+            time="a few minutes on two cores with nano; not measured on an A100.",
+        ),
+    ]
     for letter, (split, name) in FIVE_NODES.items():
         own, external = split.split("/")
         made.append(
@@ -162,7 +175,11 @@ def make_all() -> list[Notebook]:
                 models=GPT2,
             )
         )
-    made += [
+    return made
+
+
+def checks_and_results() -> list[Notebook]:
+    return [
         Notebook(
             ("EX12.20.SAPO_Results_Analysis",),
             ("analysis",),
@@ -184,7 +201,6 @@ def make_all() -> list[Notebook]:
             },
         ),
     ]
-    return made
 
 
 def cells(part: str, words: Mapping[str, object]) -> list[nbformat.NotebookNode]:

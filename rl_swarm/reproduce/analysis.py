@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from statistics import fmean
 
-from rl_swarm.reproduce.permutation import interval, permutation_p, verdict
+from rl_swarm.reproduce.permutation import SIGNIFICANT, interval, permutation_p, verdict
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Arm
 from rl_swarm.reproduce.results import CellResult, ending
 from rl_swarm.runs.record import Evaluated
@@ -275,10 +275,10 @@ def _about_the_paper(main: Comparison) -> str:
     if main.arm not in PAPERS_GAIN or main.gain is None:
         return ""
     paper, ours = PAPERS_GAIN[main.arm], main.gain
-    return (
-        f"The paper reports {percent(paper, '+.0%')} for {main.arm} in its own measure; here it is {percent(ours, '+.0%')}, so "
-        f"that is {'reached' if ours >= paper else 'not reached'}."
-    )
+    said = f"The paper reports {percent(paper, '+.0%')} for {main.arm} in its own measure; here it is {percent(ours, '+.0%')}"
+    if ours < paper:
+        return f"{said}, so that is not reached."
+    return f"{said}, so that is reached." if main.p < SIGNIFICANT else f"{said}, on too few seeds to say that it is reached."
 
 
 def _about_cost(main: Comparison, equal: AtEqualCost) -> str:

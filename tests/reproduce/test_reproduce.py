@@ -297,6 +297,15 @@ def test_gain_p_and_worst_seed() -> None:
     assert said[0].endswith("sharing helped.") and "keeps its gain" in said[1] and "not reached" in said[2]
 
 
+def test_the_papers_gain_is_called_reached_only_where_the_gain_is_proven() -> None:
+    def said(seeds: int) -> str:
+        cells = [finished(split, seed, [reward]) for seed in range(seeds) for split, reward in (("8/0", 0.1), ("4/4", 0.3))]
+        return sentences(analyse(cells, "4/4"))[2]
+
+    assert said(1).endswith("here it is +200 %, on too few seeds to say that it is reached.")
+    assert said(8).endswith("here it is +200 %, so that is reached.")
+
+
 def test_the_gain_is_known_for_every_horizon() -> None:
     found = analyse([finished("8/0", 1, [0.1] * 12), finished("4/4", 1, [0.2] * 10 + [0.1] * 2)], "4/4")
     assert found.gain_by_horizon(found.arms[1]) == [
