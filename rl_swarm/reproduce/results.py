@@ -1,4 +1,4 @@
-"""The result of a cell: the record of every node and round, in one JSON file, and the figures that follow from it.
+"""The result of a cell: the record of every node and round, in one compressed JSON file, and the figures that follow from it.
 
 A file is written when its cell is finished, whole or not at all. Columns of times have names that begin with `seconds`, and
 `operations` also counts what nodes do by the clock; everything else is the same whenever a cell is run again.
@@ -19,11 +19,14 @@ from typing import Any
 
 import msgspec
 
+from rl_swarm.errors import BadDocument
+from rl_swarm.packing import packed, unpacked
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
 from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.show.drawing import smooth
 
 SAVED = "saved.json"  # in the folder of an interrupted cell: where it goes on
+LARGEST_BYTES = 1 << 30  # of one result, unpacked: our own file, so only damage is refused
 OPERATIONS = ("get", "put", "list", "delete")
 TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
 COLLAPSED = 0.5  # share of its peak that a run may lose before it counts as collapsed
@@ -166,14 +169,14 @@ def collapse(smoothed: Sequence[float]) -> float:
 
 
 def path_of(folder: Path, cell: Cell) -> Path:
-    return folder / f"{cell.id}.json"
+    return folder / f"{cell.id}.json.zst"
 
 
 def save(folder: Path, result: CellResult) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, result.cell)
     part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(result))
+    part.write_bytes(packed(msgspec.json.encode(result), "zstd"))
     os.replace(part, path)
     return path
 
@@ -181,7 +184,7 @@ def save(folder: Path, result: CellResult) -> Path:
 def load(folder: Path, cell: Cell) -> CellResult | None:
     """The result of exactly this cell, or None if there is no readable one."""
     try:
-        result = msgspec.json.decode(path_of(folder, cell).read_bytes(), type=CellResult)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        result = msgspec.json.decode(unpacked(path_of(folder, cell).read_bytes(), LARGEST_BYTES), type=CellResult)
+    except (FileNotFoundError, BadDocument, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return result if result.cell.id == cell.id else None

@@ -137,18 +137,18 @@ def reproduce(folder: Path, *more: str) -> "subprocess.Popen[str]":
 def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_path: Path) -> None:
     cells, small = tmp_path / "cells", ("--seeds", "1", "--rounds", "5", "--nodes", "2", "--eval-interval", "5")
     first = reproduce(tmp_path, "--parallel", "1", *small)
-    while first.poll() is None and not list(cells.glob("*.json")):
+    while first.poll() is None and not list(cells.glob("*.json.zst")):
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=120)
-    done = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    done = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json.zst")}
     assert first.returncode == 130 and f"stopped: {len(done)} of 2 cells done" in said, said
     assert not (tmp_path / "report.html").exists()
-    assert {path.suffix for path in cells.iterdir()} <= {".json", ".log"}, "nothing half-done is left"
+    assert {path.suffix for path in cells.iterdir()} <= {".zst", ".log"}, "nothing half-done is left"
     second = reproduce(tmp_path, *small)
     said, _ = second.communicate(timeout=600)
     assert second.returncode == 0, said
-    after = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json")}
+    after = {path.name: path.stat().st_mtime_ns for path in cells.glob("*.json.zst")}
     assert len(after) == 2 and done.items() <= after.items(), "a finished cell was run again"
     written = json.loads((tmp_path / "results.json").read_text())
     assert [arm["seeds"] for arm in written["arms"]] == [[201], [201]]
