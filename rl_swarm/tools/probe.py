@@ -281,12 +281,15 @@ class Probe:
     def choose_prompt(self, ways: Mapping[Way, "Policy"], seconds: float, show: Callable[[Text], None] = lambda line: None) -> None:
         """Ask the same questions behind every prompt, and go on with the plainest that is nearly as good as the best.
 
-        Takes about so many seconds: the first questions are asked behind all prompts, however long that takes.
+        Takes at most so many seconds at the pace so far. Only the first questions are asked however long they take.
         """
-        ends = self._clock.monotonic() + seconds
+        began, done = self._clock.monotonic(), 0
         usable = dict(ways)
         for batch, count in enumerate(PROMPT_BATCHES):
-            asked = self._sample(count, sum(PROMPT_BATCHES[:batch]))
+            if done and (self._clock.monotonic() - began) * (done + count) / done > seconds:
+                break
+            asked = self._sample(count, done)
+            done += len(asked)
             for way in list(usable):
                 show(Text(f"comparing prompts, now {way.shown}"))
                 if not all(usable[way].fits(question) for _, question in asked):
@@ -295,8 +298,6 @@ class Probe:
                     continue
                 seed = stream_seed("prompts", self._seed, batch)
                 self._prompts[way] = self._prompts.get(way, Tally()) + self._answered(usable[way], asked, seed)
-            if not usable or self._clock.monotonic() >= ends:
-                break
         if self._prompts:
             self._way = plainest({way: tally.promise for way, tally in self._prompts.items()})
             self._policy = usable[self._way]

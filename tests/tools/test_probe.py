@@ -432,6 +432,18 @@ class TestPrompts:
         promise = {tagged: Tally(2, completions=16, tagged=tagged).promise for tagged in (0, 16)}
         assert promise[16] > promise[0], "without an informative rollout, the prompt that finds the form is taken"
 
+    @pytest.mark.parametrize(("seconds", "questions"), [(5.0, 2), (100.0, 8), (1000.0, 24)])
+    def test_more_questions_are_asked_only_if_they_end_in_time(self, seconds: float, questions: int) -> None:
+        clock = VirtualClock()
+        ways = {way: Prompted(clock, way) for way in ways_to_try(load({"MAX_NEW_TOKENS": "32"}))}
+        for pupil in ways.values():
+            pupil.pace = 2.0
+        probe = Probe(parse_tasks("chain_sum,gcd"), ways[Way()], group_size=8, seed=7, clock=clock)  # type: ignore[arg-type]
+        began = clock.monotonic()
+        probe.choose_prompt(ways, seconds)  # type: ignore[arg-type]
+        assert clock.monotonic() - began <= max(seconds, 2 * 2.0 * len(ways))
+        assert {tally.questions for _, tally in probe.run(1.0).prompts} == {questions}
+
     def test_only_the_users_own_way_is_tried(self) -> None:
         assert ways_to_try(load({"PROMPT_EXAMPLES": "2"})) == [Way(2)]
         assert ways_to_try(load({"COMPLETION_PREFIX": "think"})) == [Way(0, "think")]
