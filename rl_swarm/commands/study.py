@@ -17,7 +17,7 @@ from rl_swarm.store import outside
 
 
 @command(example="rl-swarm reproduce --quick")
-@click.option("--preset", default="nano", help="nano, knowledge, quarter, sizes, gpt2 or qwen")
+@click.option("--preset", default="nano", help="nano, longer, alone, knowledge, quarter, sizes, smollm2, gpt2 or qwen")
 @click.option("--splits", help="splits I/J to compare [the preset's, 8/0,6/2,4/4,2/6]")
 @click.option("--best", help="the split tested first, with all seeds [the preset's]")
 @click.option("--seeds", type=whole(1, 1000), help="paired seeds of the first two splits [8]; others have 3")

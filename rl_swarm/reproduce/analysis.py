@@ -237,6 +237,8 @@ def sentences(analysis: Analysis) -> list[str]:
         found += [verdict(each.arm, each.other, each.cumulative), _about_knowledge(each)]
     if analysis.best != analysis.baseline.name:
         found += [verdict(each.arm, each.other, each.cumulative, what="the change") for each in analysis.ablations]
+    if analysis.before:
+        found += [_about_learning(arm, analysis.before) for arm in analysis.arms]
     for arm in analysis.arms:
         lost = sum(cell.measures["collapsed"] for cell in arm.cells.values())
         if lost:
@@ -259,6 +261,19 @@ def _about_knowledge(each: Comparison) -> str:
         f"Held-out at the end: {each.arm} {percent(ours, '.1%')}, {each.other} {percent(theirs, '.1%')} "
         f"({100 * each.knows_more:+.1f} points{shown}, better on {better} of {counted(len(differences), 'seed')}, "
         f"p = {each.held_out_p:.4f})."
+    )
+
+
+def _about_learning(arm: ArmResult, before: Evaluated) -> str:
+    """What nodes know at the end, beside what the base model knew when made to answer in the form that is rewarded."""
+    ends = [cell.measures["held_out"] for cell in arm.cells.values() if cell.measures["held_out"] is not None]
+    if not ends:
+        return ""
+    seeds = counted(len(ends), "seed")
+    return (
+        f"{arm.name} ends at {percent(fmean(ends), '.1%')} of {before.held_out_questions} held-out questions (mean of {seeds}, "
+        f"the worst {percent(min(ends), '.1%')}); the base model knows {percent(before.held_out_in_form, '.1%')} in the form and "
+        f"{percent(before.held_out_style_blind, '.1%')} in any form."
     )
 
 

@@ -199,6 +199,23 @@ PRESETS = {
         quick_settings={"TASKS": "easy"},  # a few rounds are enough to learn something
         pilot_settings={"LEARNING_RATE_SCHEDULE": "constant"},  # a plateau of its own, not one of the schedule
     ),
+    "longer": Preset(
+        about="the two splits that matter most of the preset nano, over twice its rounds: does the gain last?",
+        settings=_NANO,
+        splits="8/0,4/4",
+        rounds=160,
+        rule="twice the horizon of the preset nano",
+    ),
+    "alone": Preset(
+        about="nano on easy tasks without peers: does a node end with more than it knew?",
+        settings=_EASY,
+        nodes=1,
+        splits="8/0",
+        best="8/0",
+        rounds=960,
+        rule="the longest run of the pilots",
+        seeds=5,
+    ),
     "knowledge": Preset(
         about="nano on easy tasks: what does a node know at the end that reads everything of its seven peers?",
         settings=_EASY,

@@ -42,7 +42,7 @@ from rl_swarm.reproduce.plan import (
 )
 from rl_swarm.reproduce.results import Answers, CellResult, authors, collapse, mixed_reward, oscillation
 from rl_swarm.reproduce.table import Provenance, write_report
-from rl_swarm.runs.record import Round, valid
+from rl_swarm.runs.record import Evaluated, Round, valid
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm.peers import Registration, register
 from tests.support.rows import record
@@ -147,8 +147,13 @@ def test_the_documents_presets_are_those_of_the_documents() -> None:
     for preset in PRESETS.values():
         load(preset.settings)
         assert preset.best in [arm.name for arm in arms_of(preset)]
-    with pytest.raises(ConfigError, match="nano, knowledge, quarter, sizes, smollm2, gpt2, qwen"):
+    with pytest.raises(ConfigError, match="nano, longer, alone, knowledge, quarter, sizes, smollm2, gpt2, qwen"):
         find_preset("nonsense")
+
+
+def test_the_longer_preset_is_the_table_over_twice_its_rounds() -> None:
+    longer = PRESETS["longer"]
+    assert longer.rounds == 2 * NANO.rounds and longer.settings == NANO.settings and longer.splits == f"8/0,{NANO.best}"
 
 
 def test_quick_is_smaller_in_every_way() -> None:
@@ -356,6 +361,18 @@ def test_a_collapse_is_said() -> None:
 def test_what_a_preset_is_about_is_one_sentence(preset: str) -> None:
     said = sentence(find_preset(preset).about)
     assert said[-1] in ".?" and said[-2].isalnum()
+
+
+def test_a_node_alone_is_compared_with_the_base_model() -> None:
+    before = Evaluated(round=0, held_out=0.0, held_out_style_blind=0.8, held_out_in_form=0.7, held_out_questions=400)
+    cells = [replace(finished("8/0", seed, [0.1, 0.2], held_out=0.7 + 0.1 * seed), before=before) for seed in (0, 1)]
+    found = analyse(cells, "8/0")
+    assert found.main is None and found.comparisons == ()
+    [said] = sentences(found)
+    assert said == (
+        "8/0 ends at 75.0 % of 400 held-out questions (mean of 2 seeds, the worst 70.0 %); the base model knows 70.0 % in the form "
+        "and 80.0 % in any form."
+    )
 
 
 def test_without_a_baseline_nothing_is_claimed() -> None:
