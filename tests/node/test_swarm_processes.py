@@ -10,7 +10,7 @@ import pytest
 
 from rl_swarm.document import seal
 from rl_swarm.rollout import decode
-from rl_swarm.runs.progress import events
+from rl_swarm.runs.progress import events, kept_rounds, records
 from rl_swarm.swarm.rounds import Announcement, Rounds
 from tests.support.processes import LocalSwarm
 
@@ -29,16 +29,17 @@ def check_rewards(swarm: LocalSwarm, workers: list[str]) -> None:
 
 
 def check_sharing(swarm: LocalSwarm, names: list[str], *late: str) -> None:
-    """Every node trained on rollouts of every other, each published and none of them twice."""
+    """Every node trained on rollouts of every other, each published and none of them twice in the rounds that it kept."""
     published = set()
     for path in (swarm.folder / swarm.layout.rollouts).rglob("*.json"):
         published |= {rollout.id for rollout in decode(path.read_bytes()).rollouts}
     for name in (*names, *late):
-        used = [rollout_id for row in swarm.metrics(name) for rollout_id in row["external_ids"]]
+        rows = kept_rounds(records(swarm.store, swarm.layout, name), events(swarm.store, swarm.layout, name))
+        used = [rollout_id for row in rows for rollout_id in row.external_ids]
         assert len(used) == len(set(used)), "an external rollout was used twice"
         assert set(used) <= published
         assert {rollout_id.split("/")[0] for rollout_id in used} >= set(names) - {name}
-        assert sum(row["external_used"] for row in swarm.metrics(name)) == len(used)
+        assert sum(row.external_used for row in rows) == len(used)
 
 
 def test_swarm_survives_kills_and_a_late_node(local_swarm: Make) -> None:

@@ -16,7 +16,11 @@ from rl_swarm.notebook.commands import CommandFailed
 
 
 def interrupt_when(path: Path) -> None:
-    """Interrupt this process, as a notebook's stop button does, once a file is there."""
+    """Interrupt this process, as a notebook's stop button does, once a file is there.
+
+    A shell that runs the tests in the background lets them ignore interrupts; a notebook's kernel does not.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def wait() -> None:
         while not path.exists():
