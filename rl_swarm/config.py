@@ -303,6 +303,12 @@ class Config:
         return self.window + 1
 
     @property
+    def most_kept(self) -> int | None:
+        """Rounds of rollouts to keep; None for no limit. The default counts only if no other limit is set."""
+        others = self.keep_days is not None or self.keep_mb is not None
+        return self.keep_rounds if self.explicit("keep_rounds") or not others else None
+
+    @property
     def store_url(self) -> str:
         """The store that nodes share or, for a node alone, a folder on this machine."""
         return self.store or str(expanded(self.home, "RL_SWARM_HOME") / ALONE)
@@ -362,9 +368,9 @@ def load(
     warnings = [line for variable in environment if (line := old_name(variable))] + _near_misses(environment)
     config = Config(**values, sources=sources, warnings=tuple(warnings))
     _check_together(config)
-    if config.cleanup and config.keep_rounds < config.least_kept:
+    if config.cleanup and config.most_kept is not None and config.most_kept < config.least_kept:
         line = (
-            f"ROLLOUT_KEEP_LAST_N_ROUNDS is {config.keep_rounds}, and {config.least_kept} rounds are kept: nodes read "
+            f"ROLLOUT_KEEP_LAST_N_ROUNDS is {config.most_kept}, and {config.least_kept} rounds are kept: nodes read "
             f"{config.window} rounds (ROLLOUT_WINDOW_ROUNDS), and some may be a round behind"
         )
         config = replace(config, warnings=(*warnings, line))

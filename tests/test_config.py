@@ -108,6 +108,8 @@ def test_cleaning_up_leaves_the_window_and_says_so() -> None:
     assert load(documented).least_kept == 4
     assert not load(documented | {"ROLLOUT_KEEP_LAST_N_ROUNDS": "4"}).warnings
     assert not load(documented | {"ROLLOUT_CLEANUP_ENABLED": "false"}).warnings
+    wide = {"ROLLOUT_CLEANUP_ENABLED": "true", "ROLLOUT_WINDOW_ROUNDS": "20"}
+    assert len(load(wide).warnings) == 1 and not load(wide | {"ROLLOUT_KEEP_MB": "5"}).warnings, "there the default is no limit"
 
 
 def test_a_near_miss_is_a_warning_with_the_real_name() -> None:

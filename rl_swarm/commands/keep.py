@@ -9,6 +9,7 @@ from rl_swarm.commands.common import Flags, json_option, open_experiment, print_
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked
 from rl_swarm.errors import ConfigError
+from rl_swarm.text import counted
 
 LIST, SHOW, CLEAN = "list", "show", "clean"
 
@@ -45,7 +46,7 @@ def experiments(action: str, name: str | None, keep_checkpoints: bool, yes: bool
     if not yes:
         click.confirm(f"{chosen} in {place} is {status}: remove {left}?", abort=True, err=True)
     removed = shelf.cleanup_experiment(place, chosen, keep_checkpoints)
-    print_result(as_json, {"experiment": chosen, "removed": removed}, lambda: f"{chosen}: {removed} files are removed")
+    print_result(as_json, {"experiment": chosen, "removed": removed}, lambda: f"{chosen}: removed {counted(removed, 'file')}")
 
 
 def _place(flags: Flags) -> str:

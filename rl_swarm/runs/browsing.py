@@ -1,14 +1,14 @@
 """Find published rollouts by node, round, task and reward, a page at a time; the newest first.
 
-A page reads a bounded number of files, however few of their rollouts are wanted.
+A page reads a bounded number of files, however few of their rollouts are wanted. It skips rounds whose rollouts were removed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from rl_swarm.rollout import Rollout
-from rl_swarm.runs.examples import published
+from rl_swarm.runs.examples import published, rounds_with_rollouts
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import FIRST_STAGE
@@ -53,7 +53,8 @@ def page_of(
     """Return at most `limit` rollouts of these nodes, and where to go on; None if there are no more."""
     found: list[Rollout] = []
     characters, read = 0, 0
-    for place in _places(start, len(nodes), wanted.round is not None):
+    rounds = {start.round} if wanted.round is not None else rounds_with_rollouts(store, layout)
+    for place in _places(start, len(nodes), rounds):
         if read == MOST_BUNDLES:
             return found, place
         read += 1
@@ -68,13 +69,11 @@ def page_of(
     return found, None
 
 
-def _places(start: Place, nodes: int, one_round: bool) -> Iterator[Place]:
-    for number in range(start.round, -1, -1):
+def _places(start: Place, nodes: int, rounds: Iterable[int]) -> Iterator[Place]:
+    for number in sorted((number for number in rounds if number <= start.round), reverse=True):
         first = start.node if number == start.round else 0
         for node in range(first, nodes):
             yield Place(number, node, start.skip if (number, node) == (start.round, first) else 0)
-        if one_round:
-            return
 
 
 def find(store: Store, layout: Layout, node_id: str, number: int, stage: int, slot: int) -> Rollout | None:

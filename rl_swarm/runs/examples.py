@@ -102,7 +102,7 @@ def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nod
 
     The first round is the oldest of which rollouts are there or archived.
     """
-    there = _kept_rounds(store, layout)
+    there = rounds_with_rollouts(store, layout)
     kept = [number for number in numbers if number in there]
     if len(kept) < 2:
         return []
@@ -110,7 +110,8 @@ def published_examples(store: Store, layout: Layout, numbers: Sequence[int], nod
     return [Example(task, before[task], after[task]) for task in sorted(before.keys() & after.keys())]
 
 
-def _kept_rounds(store: Store, layout: Layout) -> set[int]:
+def rounds_with_rollouts(store: Store, layout: Layout) -> set[int]:
+    """Rounds of which rollouts are there or archived; two listings."""
     names = [*store.list(layout.rollouts), *store.list(layout.archived)]
     return recognised(round_of_folder, names)
 

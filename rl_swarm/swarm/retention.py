@@ -9,6 +9,7 @@ can tell them from lost ones. Rewards, announcements and journals stay.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from statistics import median
 
 from rl_swarm.clock import Clock
 from rl_swarm.config import Config
@@ -19,7 +20,7 @@ from rl_swarm.swarm.archive import Archive, open_archive
 from rl_swarm.swarm.layout import Layout, node_of_file, recognised, round_of_folder, stage_of_folder
 from rl_swarm.swarm.peers import Heartbeat, has_left, newest_heartbeat, read_registration, registered
 from rl_swarm.swarm.removals import Removal, write_removal
-from rl_swarm.swarm.rounds import FIRST_STAGE, read_reward, submitted
+from rl_swarm.swarm.rounds import FIRST_STAGE, Rounds, read_reward, submitted
 from rl_swarm.swarm.signatures import Signatures
 
 SILENT_INTERVALS = 6  # round intervals without a new heartbeat, after which a node that is behind no longer counts
@@ -55,10 +56,8 @@ class Pruned:
 
 
 def policy_of(config: Config) -> Policy:
-    """The limits that the settings ask for. The number of rounds has a default, which counts if no other limit is set."""
-    others = config.keep_days is not None or config.keep_mb is not None
-    rounds = config.keep_rounds if config.explicit("keep_rounds") or not others else None
-    return Policy(rounds, config.keep_days, config.keep_mb, config.window, config.least_kept)
+    """The limits that the settings ask for."""
+    return Policy(config.most_kept, config.keep_days, config.keep_mb, config.window, config.least_kept)
 
 
 def retention_of(
@@ -179,10 +178,17 @@ class Retention:
         return [number for number in old if number <= last]
 
     def _moment(self, number: int) -> float | None:
-        """When a round was played, by this node's clock if it removes its own files only, else by the clock of one that played."""
-        nodes = [self.owner] if self.owner else sorted(submitted(self.store, self.layout, number, FIRST_STAGE))
-        rewards = (read_reward(self.store, self.layout, number, FIRST_STAGE, node_id) for node_id in nodes[:MOST_ASKED])
-        return next((reward.submitted_at for reward in rewards if reward), None)
+        """When a round was played; None if that is not known.
+
+        A node that removes its own files goes by its own clock. One that cleans for everyone goes by the announcement; without
+        one, by the median of the nodes that played, since the clock of one may be wrong.
+        """
+        if self.owner is None and (opened := Rounds(self.store, self.layout, signatures=self.signatures).look_up(number)):
+            return opened.opened_at
+        nodes = [self.owner] if self.owner else sorted(submitted(self.store, self.layout, number, FIRST_STAGE))[:MOST_ASKED]
+        rewards = [read_reward(self.store, self.layout, number, FIRST_STAGE, node_id, self.signatures) for node_id in nodes]
+        moments = [reward.submitted_at for reward in rewards if reward]
+        return median(moments) if moments else None
 
     def _beyond_size(self, there: set[int], newest: int) -> list[int]:
         """The oldest rounds, without which the rest fits; none while rounds are left to be measured."""

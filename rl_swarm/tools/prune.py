@@ -16,7 +16,7 @@ from rl_swarm.swarm.removals import BY_HAND
 from rl_swarm.swarm.retention import Pruned, Retention, policy_of
 from rl_swarm.swarm.rounds import Rounds
 from rl_swarm.swarm.signatures import Signatures
-from rl_swarm.text import visible
+from rl_swarm.text import counted, visible
 from rl_swarm.tools.opening import Run
 
 
@@ -75,7 +75,8 @@ def sentence(run: Run, pruned: Pruned, dry_run: bool) -> Text:
     name = run.config.experiment_name
     if not pruned.files:
         return Text(f"{name}: there is nothing to remove")
-    rounds = f"{len(pruned.rounds)} rounds, {pruned.rounds[0]} to {pruned.rounds[-1]}"
+    first, last = pruned.rounds[0], pruned.rounds[-1]
+    rounds = f"{counted(len(pruned.rounds), 'round')}, {first} to {last}" if last > first else f"round {first}"
     done = f"archived in {run.config.archive_path}" if run.config.archive else "removed"
-    verb = "would be" if dry_run else "are"
-    return Text(visible(f"{name}: {pruned.files} files of {rounds}, {pruned.bytes / 1e6:.1f} MB, {verb} {done}"))
+    verb = "would be" if dry_run else "is" if pruned.files == 1 else "are"
+    return Text(visible(f"{name}: {counted(pruned.files, 'file')} of {rounds}, {pruned.bytes / 1e6:.1f} MB, {verb} {done}"))

@@ -236,7 +236,7 @@ def _add_texts(app: FastAPI, runs: Runs) -> None:
             author, *numbers = id.split("/")
             found = find(index.store, index.layout, author, *map(int, numbers))
             if found is None:
-                raise HTTPException(404, "there is no such rollout, or it cannot be read: see /api/rollouts")
+                raise HTTPException(404, "there is no such rollout, it was removed, or it cannot be read: see /api/rollouts")
             with index.reading():
                 shown = views.rollout_view(index, found, LONGEST_TEXT)
             return answers.answer(request, None, lambda: say.Rollouts([shown], None, [], index.ledger.newest))

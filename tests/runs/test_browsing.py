@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_swarm.rollout import Completion, Question, Rollout
+from rl_swarm.rollout import BUNDLE_BYTES, Completion, Question, Rollout
 from rl_swarm.runs.browsing import MOST_BUNDLES, Place, Wanted, advantages, find, mean_reward, page_of
 from tests.support.long_run import LongRun
 
@@ -38,10 +38,23 @@ def test_filters_hold(run: LongRun) -> None:
 
 def test_a_page_reads_a_bounded_number_of_files(tmp_path: Path) -> None:
     run = LongRun(tmp_path / "store", "long", 2, 1)
+    for number in range(100):
+        run.store.put(run.layout.bundle(number, "stranger"), b"")
     before = run.store.counts["list"]
-    page, place = page_of(run.store, run.layout, Wanted(task="nothing"), run.names, Place(100_000), 10)
-    assert page == [] and place == Place(100_000 - MOST_BUNDLES)
-    assert run.store.counts["list"] - before == 2 * MOST_BUNDLES, "each in its place and in the archive"
+    page, place = page_of(run.store, run.layout, Wanted(task="nothing"), run.names, Place(99), 10)
+    assert page == [] and place == Place(99 - MOST_BUNDLES)
+    assert run.store.counts["list"] - before == 2 + 2 * MOST_BUNDLES, "each in its place and in the archive"
+
+
+def test_rounds_whose_rollouts_are_gone_are_passed_over(tmp_path: Path) -> None:
+    run = LongRun(tmp_path / "store", "long", 3, 3)
+    kept = run.store.get(run.layout.bundle(0, "worker_1"), limit=BUNDLE_BYTES)
+    for number in range(3):
+        for name in run.names:
+            run.store.delete(run.layout.bundle(number, name))
+    run.store.put(f"{run.layout.archived_of(0)}/worker_1.json", kept)
+    page, place = page_of(run.store, run.layout, WHOLE, run.names, Place(100_000), 10)
+    assert [each.id for each in page] == ["worker_1/0/0/0", "worker_1/0/0/1"] and place is None, "one page, not thousands"
 
 
 def test_one_rollout_is_found_by_its_id(run: LongRun) -> None:

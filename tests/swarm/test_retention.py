@@ -18,7 +18,7 @@ from rl_swarm.swarm.layout import recognised, round_of_folder
 from rl_swarm.swarm.peers import Heartbeat, Registration, register
 from rl_swarm.swarm.removals import removed_before
 from rl_swarm.swarm.retention import SILENT_INTERVALS, Pruned, Retention, policy_of, retention_of
-from rl_swarm.swarm.rounds import Reward
+from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
 from rl_swarm.swarm.signatures import Signatures
 from tests.support.clocks import VirtualClock
 from tests.swarm.test_exchange import LAYOUT, bundle, make
@@ -95,6 +95,21 @@ def test_rounds_go_by_age(store: MemoryStore) -> None:
     assert kept(store) == [4, 5, 6, 7, 8, 9], "the default number of rounds does not count beside another limit"
     clean(cleaner(store, KEEP_DAYS=100, KEEP_LAST_N_ROUNDS=5), 9)
     assert kept(store) == [5, 6, 7, 8, 9], "of two limits the narrower one"
+
+
+def test_the_age_of_a_round_is_that_of_its_announcement_or_of_most_nodes(store: MemoryStore) -> None:
+    """The clock of one node, or a stranger's word, neither removes everything nor keeps it."""
+    store.clock.sleep(9 * INTERVAL)
+    began, days = store.clock.wall() - 9 * INTERVAL, 5.5 * INTERVAL / 86_400
+    for number in range(10):
+        for name, moment in (("a-past", 0.0), ("b-future", 1e11), ("c", began + INTERVAL * number)):
+            store.put(LAYOUT.reward(number, name), seal(Reward(name, number, 0.5, 4, moment)))
+    assert cleaner(store, KEEP_DAYS=days).plan(9).rounds == (0, 1, 2, 3), "the median of five"
+    for number in range(10):
+        opened = Announcement(number, "boss", "s", 1, began + INTERVAL * (number - 2), [], [])
+        Rounds(store, LAYOUT).announce(opened)
+    assert cleaner(store, KEEP_DAYS=days).plan(9).rounds == (0, 1, 2, 3, 4, 5)
+    assert cleaner(store, "w1", KEEP_DAYS=days).plan(9).rounds == (0, 1, 2, 3), "a worker goes by its own rewards"
 
 
 def test_rounds_go_by_size(store: MemoryStore) -> None:

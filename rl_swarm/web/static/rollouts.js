@@ -55,7 +55,7 @@ function filters(wanted, workers, tasks, experiment, link) {
 function none(wanted, next) {
   const filtered = Object.values(wanted).some(Boolean);
   if (next) return state("None among the newest rounds", "Older rounds were not looked at yet: 'Show older ones' goes on.");
-  return state("No rollouts", filtered ? "Nothing fits these filters: widen them, or choose another round." : "No node has published any yet. They appear with the first round.");
+  return state("No rollouts", filtered ? "Nothing fits these filters, or it was removed since (ROLLOUT_CLEANUP_ENABLED): widen them, or choose another round." : "No node has published any yet. They appear with the first round.");
 }
 
 function shown(rollout, wholly, experiment, link) {
