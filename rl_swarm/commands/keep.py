@@ -46,6 +46,9 @@ def experiments(action: str, name: str | None, keep_checkpoints: bool, yes: bool
     if not yes:
         click.confirm(f"{chosen} in {place} is {status}: remove {left}?", abort=True, err=True)
     removed = shelf.cleanup_experiment(place, chosen, keep_checkpoints)
+    if archive := shelf.archive_left(place, chosen):
+        line = f"archived rollouts stay in {archive}: remove them before another experiment is called {chosen}"
+        click.echo(line, err=True)
     print_result(as_json, {"experiment": chosen, "removed": removed}, lambda: f"{chosen}: removed {counted(removed, 'file')}")
 
 

@@ -43,8 +43,8 @@ SHOWN = ("event", "round", "reward", "elapsed_seconds", "memory_gb", "timestamp"
 def init_experiment(gdrive_base_path: str, experiment_name: str, config_overrides: Mapping[str, Any] | None = None) -> str:
     """Publish an experiment's settings, keyed by variable, and return its folder.
 
-    An experiment that exists is gone on with: neither its settings nor its rounds change. Raises ConfigError for overrides that are
-    no settings, and for tasks or a model that nobody could use.
+    An experiment that exists continues as it is: neither its settings nor its rounds change. Raises ConfigError for overrides that
+    are no settings, and for tasks or a model that nobody could use.
     """
     environment = {str(name): str(value) for name, value in (config_overrides or {}).items()}
     for name in sorted(environment.keys() - VARIABLES - ALIASES):
@@ -219,6 +219,12 @@ def cleanup_experiment(gdrive_base_path: str, experiment_name: str, keep_checkpo
         removed += remove_below(store, layout.root)
     _index(store, layout).forget()
     return removed
+
+
+def archive_left(place: str, experiment_name: str) -> str | None:
+    """The folder with an experiment's archived rollouts, which cleaning leaves; None if there is none."""
+    store, layout = _open(place, experiment_name)
+    return layout.archived if store.list(layout.archived) else None
 
 
 def require(place: str, experiment_name: str) -> None:
