@@ -23,7 +23,9 @@ from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.experiment import Experiment
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.peers import most_alive, read_registration
+from rl_swarm.swarm.peers import Registration, most_alive, read_registration
+from rl_swarm.swarm.removals import removed_before
+from rl_swarm.swarm.signatures import Signatures
 from rl_swarm.text import counted
 
 FIRST_ROUNDS = 3
@@ -83,6 +85,7 @@ class Summary:
     mean_rewards: tuple[tuple[int, float], ...]
     uses: Mapping[tuple[str, str], int]  # (learner, author): how often the one trained on the other's rollouts
     damaged: tuple[str, ...] = ()  # files missing at least in part from these figures, and why
+    removed_before: int = 0  # rollouts of rounds before this one may have been removed or archived on purpose
 
     @property
     def model(self) -> str:
@@ -124,6 +127,7 @@ def summarise(store: Store, layout: Layout, founder: str | None = None) -> Summa
         mean_rewards=mean_curve(rewards),
         uses=uses,
         damaged=tuple(files.damaged),
+        removed_before=files.removed_before,
     )
 
 
@@ -151,7 +155,10 @@ class _Files:
         self.store = store
         self.layout = layout
         self.damaged: list[str] = []
-        self.workers = self._workers(founder)
+        _, signatures = experiments.reader(store, layout, founder)
+        nodes = self._registered(signatures)
+        self.workers = {node: each.model for node, each in nodes.items() if each.node_role == "worker"}
+        self.removed_before = max(removed_before(store, layout, list(nodes), signatures).values(), default=0)
         self._most_rows = MOST_ROWS_OF_ALL // max(1, len(self.workers))
         self._most_bytes = min(JOURNAL_BYTES, JOURNAL_BYTES_OF_ALL // max(1, len(self.workers)))
 
@@ -171,16 +178,14 @@ class _Files:
             self._damaged(self.layout.experiment, error)
             return None
 
-    def _workers(self, founder: str | None) -> dict[str, str]:
-        """Registered workers and the model that each says it trains."""
-        _, signatures = experiments.reader(self.store, self.layout, founder)
+    def _registered(self, signatures: Signatures) -> dict[str, Registration]:
         names, left_out = most_alive(self.store, self.layout)
         if left_out:
             self._damaged(self.layout.peers, f"not looked at: {counted(left_out, 'registration')} with fewer signs of life")
         found = {node: read_registration(self.store, self.layout, node, signatures) for node in names}
         for node in (node for node, registration in found.items() if registration is None):
             self._damaged(self.layout.peer(node), "no readable registration, so the node is left out")
-        return {node: each.model for node, each in found.items() if each and each.node_role == "worker"}
+        return {node: each for node, each in found.items() if each}
 
     def played(self, node_id: str) -> _Played:
         """Of a round that was done again the last row counts."""

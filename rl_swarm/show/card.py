@@ -118,13 +118,23 @@ def _size(summary: Summary) -> str:
     return f"{counted(len(summary.nodes), 'node')}, {rounds}"
 
 
+def what_is_gone(summary: Summary) -> str:
+    """Which rollouts were removed on purpose; empty if none were."""
+    before = summary.removed_before
+    return f"questions and completions of rounds before {before} were removed or archived on purpose" if before else ""
+
+
 def sections(summary: Summary, examples: Sequence[Example], places: Places, program: str = "rl-swarm") -> list[Section]:
     """The card as titles and lines, without any decoration."""
     width = max((len(node.node_id) for node in summary.nodes), default=0)
+    gone = what_is_gone(summary)
+    texts = "every question, completion, reward and metric of the run, as text"
+    if gone:
+        texts = f"every reward and metric of the run, as text; {gone}"
     where = (
         f"report   {places.page}",
         f"picture  {places.picture}",
-        f"folder   {places.folder}: every question, completion, reward and metric of the run, as text",
+        f"folder   {places.folder}: {texts}",
     )
     return [
         Section("What was learnt", _learnt(summary)),

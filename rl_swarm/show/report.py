@@ -17,6 +17,7 @@ from rl_swarm.show.card import (
     times,
     title,
     what_held_out_is,
+    what_is_gone,
     what_reward_is,
     worth,
 )
@@ -36,8 +37,9 @@ SOURCES = Html(
     "Everything on this page was read from the folder of the run. Rewards: <code>logs/NODE/metrics.jsonl</code>, field "
     "<code>reward</code>. Held-out accuracy: the events <code>evaluation</code> in <code>logs/NODE/training_events.jsonl</code>. "
     "Who learnt from whom: field <code>external_ids</code> of the metrics, where each id begins with its author; "
-    "<code>rl-swarm validate</code> finds every one of them in its author's files under <code>rollouts/</code>. Answers to the "
-    "same question before and after training were asked of the models when this page was made."
+    "<code>rl-swarm validate</code> finds every one of them in its author's files under <code>rollouts/</code>, or in its author's "
+    "metrics where these files were removed on purpose. Answers to the same question before and after training were asked of the "
+    "models when this page was made."
 )
 
 
@@ -76,6 +78,7 @@ def run_page(summary: Summary, examples: Sequence[Example], panels: Sequence[Pan
         table(("", ""), sorted(summary.versions.items())),
         element("h2", "Where the figures come from"),
         element("p", SOURCES),
+        *([element("p", f"In this run, {gone}.")] if (gone := what_is_gone(summary)) else []),
         *([element("h2", DAMAGED), table(("",), ([each] for each in summary.damaged))] if summary.damaged else []),
     )
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.identity import load_identity
 from rl_swarm.runs.summary import summarise
 from rl_swarm.runs.validate import Expected, validate
+from rl_swarm.show.card import Places, sections
+from rl_swarm.show.report import run_page
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout, recognised, round_of_folder
@@ -66,7 +69,14 @@ def test_by_hand_it_does_what_nodes_do_and_the_run_stays_true(store: FolderStore
     assert "ROLLOUT_KEEP_LAST_N_ROUNDS is 2, and 4 rounds are kept" in warned
     assert rounds(store) == [12, 13, 14, 15] and len(store.list("archives/trial/rollouts")) == 12
     assert typed()[0] == "trial: there is nothing to remove\n"
-    assert summarise(store, LAYOUT) == before, "who learnt from whom is in the journals"
+    after = summarise(store, LAYOUT)
+    assert after == replace(before, removed_before=12), "who learnt from whom is in the journals"
+    gone = "questions and completions of rounds before 12 were removed or archived on purpose"
+    assert f"In this run, {gone}." in run_page(after, [], []) and "In this run" not in run_page(before, [], [])
+    [folder] = [
+        line for each in sections(after, [], Places("s", "f", "p", "h")) for line in each.lines if line.startswith("folder")
+    ]
+    assert folder.endswith(f"f: every reward and metric of the run, as text; {gone}")
     found = validate(store, LAYOUT, Expected())
     assert all(finding.check == "rounds" or finding.status != "failed" for finding in found), found
 
