@@ -72,10 +72,10 @@ def retention_of(
 
 @dataclass(eq=False)
 class Retention:
-    """Cleans after a node. `owner` is whose files are removed, None for everyone's; `tell` is given an event and a line.
+    """Removes the old rollouts of `owner`, or everyone's if it is None; `tell` receives an event and a line for people.
 
-    `reached` may be called from any thread; `clean` does the work, some of it at a time. One that is not `patient` looks only once:
-    it judges by the time in a heartbeat whether its node is alive.
+    Any thread may call `reached`; `clean` does the work, some of it at a time. One that is not `patient` looks only once, so the
+    time in a heartbeat decides whether its node is alive.
     """
 
     store: Store
@@ -93,7 +93,7 @@ class Retention:
     def __post_init__(self) -> None:
         self._reached = self._cleaned = self._noted = -1
         self._done: set[int] = set()  # rounds in which nothing is left to remove
-        self._tried: set[int] = set()  # rounds that were cleaned while this round was the newest, also if something stays there
+        self._tried: set[int] = set()  # rounds that were cleaned, though something may be left, while `_tried_for` was the newest
         self._tried_for = -1
         self._sizes: dict[int, int] = {}  # bytes of rounds that grow no more
         self._workers: dict[str, bool] = {}  # registered nodes, and whether each is a worker
@@ -165,7 +165,7 @@ class Retention:
         return [] if most is None else [number for number in old if number <= newest - most]
 
     def _beyond_age(self, old: list[int]) -> list[int]:
-        """Rounds from the oldest on, as long as they are too old; one of unknown age goes with the next."""
+        """Rounds that are too old, up to the first that is not; one of unknown age goes with the next."""
         if self._policy.days is None:
             return []
         oldest = self.clock.wall() - self._policy.days * DAY_SECONDS
@@ -191,7 +191,7 @@ class Retention:
         return median(moments) if moments else None
 
     def _beyond_size(self, there: set[int], newest: int) -> list[int]:
-        """The oldest rounds, without which the rest fits; none while rounds are left to be measured."""
+        """The oldest rounds, as many as must go until the rest fits; none before all rounds are measured."""
         if self._policy.megabytes is None:
             return []
         rounds = sorted((number for number in there - self._done if number <= newest), reverse=True)
@@ -233,9 +233,9 @@ class Retention:
                 self._workers[node_id] = found.node_role == "worker"
 
     def _behind(self, number: int, newest: int) -> list[str]:
-        """Workers of which no reward is known for the last round whose window has this one, or for one after it.
+        """Workers without a known reward for the last round whose window has this one, or for a later round.
 
-        Only some of very many, those of which a heartbeat is known first.
+        Of very many only some, first those whose heartbeat is known.
         """
         behind = {name for name, works in self._workers.items() if works and name != self.by}
         last = number + self._policy.window - 1
@@ -246,7 +246,7 @@ class Retention:
         return sorted(behind, key=lambda name: (name not in self._signs, name))[:MOST_ASKED]
 
     def _needs(self, node_id: str, number: int, beats: dict[str, Heartbeat | None]) -> bool:
-        """Whether a node that is behind may come to a round whose window has this one. `beats` keeps heartbeats that were read."""
+        """Whether a node that is behind may still reach a round whose window has this one. `beats` caches heartbeats."""
         if node_id not in beats:
             beats[node_id] = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
         beat = beats[node_id]
