@@ -71,6 +71,14 @@ def delta(by_node: dict[str, list[bytes]]) -> tuple[float, float, float]:
     )
 
 
+def print_differences(name: str, count: int, sizes: Sequence[float]) -> None:
+    """Print the bytes of `delta`, and what is saved of those with zstd alone."""
+    plain, differences, fixed = sizes
+    for method, size in (("difference to the round before", differences), ("difference to the first bundle", fixed)):
+        saved = f"{plain - size:.0f} bytes, {1 - size / plain:.1%} of zstd"
+        print(f"| {name} | {count} | zstd, {method} | {size:.0f} | {saved} | – | – |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure compression on the bundles of real runs.")
     parser.add_argument("store")
@@ -78,6 +86,7 @@ def main() -> None:
     chosen = parser.parse_args()
     store = open_store(chosen.store, writable=False)
     print("| run | bundles | method | bytes | saved | pack, µs | unpack, µs |", "|---|---|---|---|---|---|---|", sep="\n")
+    sums = [0.0, 0.0, 0.0]  # one mean bundle of each run
     for name in chosen.experiments:
         by_node = bundles(store, Layout(name))
         count = sum(map(len, by_node.values()))
@@ -85,9 +94,10 @@ def main() -> None:
         for method, size, packing, unpacking in table:
             saved = f"{1 - size / table[0][1]:.1%}"
             print(f"| {name} | {count} | {method} | {size:.0f} | {saved} | {packing:.0f} | {unpacking:.0f} |")
-        plain, differences, fixed = delta(by_node)
-        for method, size in (("difference to the round before", differences), ("difference to the first bundle", fixed)):
-            print(f"| {name} | {count} | zstd, {method} | {size:.0f} | {1 - size / plain:.1%} of zstd | – | – |")
+        sizes = delta(by_node)
+        sums = [total + size for total, size in zip(sums, sizes, strict=True)]
+        print_differences(name, count, sizes)
+    print_differences("one mean bundle of each run", len(chosen.experiments), sums)
 
 
 if __name__ == "__main__":
