@@ -13,13 +13,14 @@ MOST_KEPT = 64
 LARGEST_KEPT = 1 << 19  # bytes
 
 JSON = "application/json"
+Question = tuple[str, bytes]  # path and query, as they were sent
 
 
 class Answers:
     """The newest answer to each question."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[Any, str, bytes]] = OrderedDict()
+        self._kept: OrderedDict[Question, tuple[Any, str, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def answer(self, request: Request, version: Any, make: Callable[[], Any]) -> Response:
@@ -27,7 +28,7 @@ class Answers:
 
         `version` changes whenever the document may; with None it is made each time.
         """
-        question = (request.url.path, request.url.query)
+        question = (request.scope["path"], request.scope["query_string"])
         with self._lock:
             made_for, tag, body = self._kept.get(question, (None, "", b""))
         if version is None or made_for != version:
@@ -40,7 +41,7 @@ class Answers:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=JSON, headers=headers)
 
-    def _keep(self, question: tuple[str, str], answer: tuple[Any, str, bytes]) -> None:
+    def _keep(self, question: Question, answer: tuple[Any, str, bytes]) -> None:
         with self._lock:
             self._kept[question] = answer
             self._kept.move_to_end(question)

@@ -62,11 +62,11 @@ def refused(request: Request, token: str | None) -> Response | None:
         except ValueError:
             host = ""
         return None if is_loopback(host) else JSONResponse({"detail": "open it as http://127.0.0.1, or set a token"}, 421)
-    path = request.url.path
+    path = request.scope["path"]  # not request.url, which is put together from the Host that the asker chose
     if path in OPEN or not (path.startswith("/api/") or path == "/metrics"):
         return None
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()):
         return None
-    detail = "a token is needed: open the address that 'rl-swarm web' has printed, which ends in it"
+    detail = "a token is needed: send 'Authorization: Bearer TOKEN', or open the address that 'rl-swarm web' has printed"
     return JSONResponse({"detail": detail}, 401, {"WWW-Authenticate": "Bearer"})

@@ -32,6 +32,12 @@ def test_with_a_token_nothing_is_told_without_it(guarded: TestClient, path: str)
     assert guarded.get("/").status_code == guarded.get("/api/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("host", ["swarm.example/?", "swarm.example/static/x?", "swarm.example#", "swarm.example/api/healthz?"])
+def test_a_made_up_host_opens_no_door(guarded: TestClient, host: str) -> None:
+    for path in ("/api/peers", "/metrics"):
+        assert guarded.get(path, headers={"Host": host}).status_code == 401
+
+
 def test_the_token_is_compared_in_constant_time(guarded: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     original = hmac.compare_digest
