@@ -357,6 +357,9 @@ class Following:
         if self._left_out:
             names, self._left_out = most_alive(store, layout, names_at_work(store, layout, newest))
         most_bytes = max(TAIL_BYTES, self.history_bytes // max(1, len(names)))
+        if self.ledger:
+            for gone in self._nodes.keys() - set(names):
+                self.ledger.forget(gone)
         self._nodes = {name: self._nodes.get(name) or self._meet(name, most_bytes) for name in names}
         for name, node in self._nodes.items():
             node.registration = node.registration or read_registration(store, layout, name, self._signatures)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rl_swarm.errors import StoreAway
+from rl_swarm.errors import ConfigError, StoreAway
 from rl_swarm.runs.examples import Answered, completions_of, published
 from rl_swarm.runs.following import Following, Moment
 from rl_swarm.runs.ledger import Ledger
@@ -39,7 +39,7 @@ class Heard:
 class RunIndex:
     """Everything that views show of one run. Read it within `reading`: another thread may be looking.
 
-    `version` grows with every change. `trouble` says why the store does not answer, if it does not.
+    `version` grows with every change. `trouble` says why nothing new can be read, if nothing can.
     """
 
     def __init__(self, store: Store, layout: Layout, founder: str | None = None) -> None:
@@ -89,8 +89,12 @@ class RunIndex:
                 self.trouble = ""
             except StoreAway as error:
                 self.trouble = str(error)
-            self.behind = self.following.behind
-            self.version += before != (self.moment, self.trouble, self.behind)
+            except ConfigError as error:
+                self.trouble = str(error)
+                raise
+            finally:
+                self.behind = self.following.behind
+                self.version += before != (self.moment, self.trouble, self.behind)
 
     def _listen(self) -> None:
         """Read the completions of the nodes that have finished a round since, the newest first."""

@@ -115,9 +115,14 @@ class Ledger:
         """Begin again with a node whose journal was rewritten."""
         before = self.nodes.get(node_id)
         if before:
+            self.forget(node_id)
             self.nodes[node_id] = NodeLedger(evaluations=before.evaluations, notes=before.notes)
-            for rewards in self._open.values():
-                rewards.pop(node_id, None)
+
+    def forget(self, node_id: str) -> None:
+        """Drop a node that is no longer followed. Its journal is read from the beginning if it comes back."""
+        self.nodes.pop(node_id, None)
+        for rewards in self._open.values():
+            rewards.pop(node_id, None)
 
     def add(self, node_id: str, row: Round, former: Round | None = None) -> None:
         """Count a row; it replaces the `former` one of the same round."""

@@ -56,6 +56,22 @@ def test_it_follows_a_run_and_its_version_says_when_something_changed(tmp_path: 
     assert index.gossip[-1].round == 2 and index.gossip[-1].answered.text
 
 
+def test_a_node_that_a_listing_leaves_out_for_a_moment_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = LongRun(tmp_path, "first", 6, 2)
+    store = FolderStore(tmp_path, VirtualClock())
+    index = RunIndex(store, run.layout)
+    index.look()
+    before = {name: (kept.rounds, kept.reward_total, kept.tokens) for name, kept in index.ledger.nodes.items()}
+    monkeypatch.setattr("rl_swarm.runs.following.most_alive", lambda *_: (["worker_1"], 1))
+    store.clock.sleep(10)
+    index.look()
+    assert list(index.ledger.nodes) == ["worker_1"], "what nobody follows takes no memory"
+    monkeypatch.undo()
+    store.clock.sleep(10)
+    index.look()
+    assert {name: (kept.rounds, kept.reward_total, kept.tokens) for name, kept in index.ledger.nodes.items()} == before
+
+
 def test_a_journal_longer_than_a_page_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_swarm.runs.following.PAGE_BYTES", 5000)
     run = LongRun(tmp_path / "store", "long", 50, 2)
