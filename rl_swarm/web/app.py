@@ -265,9 +265,8 @@ def _add_stream(app: FastAPI, runs: Runs) -> None:
             streams += 1
             try:
                 said, at = -1, time.monotonic()
-                while not runs.closing:
+                while not runs.closing and runs.watch(index):
                     now = time.monotonic()
-                    runs.watch(index)
                     if index.version != said:
                         said, at = index.version, now
                         yield _event(index)

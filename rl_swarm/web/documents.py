@@ -13,7 +13,11 @@ class Health:
 
 @dataclass(frozen=True)
 class ExperimentLine:
-    """One experiment in a few figures; `status` is "unknown" until it was looked at, and "refused" if it is not the founder's."""
+    """One experiment in a few figures.
+
+    `status` is "unknown" until it was looked at, "refused" if it is not the founder's, and "silent" if no worker has given a sign
+    of life for long.
+    """
 
     name: str
     status: str
@@ -37,7 +41,7 @@ class Experiments:
 
 @dataclass(frozen=True)
 class RoundAndStage:
-    """Where a run stands. `reading` says that its journals are still being read; `trouble` why the store does not answer."""
+    """Where a run stands. `reading` says that its journals are still being read; `trouble` why nothing new can be read."""
 
     experiment: str
     version: int

@@ -85,9 +85,15 @@ class Runs:
             self._first_look(name, known)
         return known
 
-    def watch(self, index: RunIndex) -> None:
-        """Keep a run up to date for somebody who has asked for it before."""
-        self._watched_at[index.layout.experiment_name] = time.monotonic()
+    def watch(self, index: RunIndex) -> bool:
+        """Keep a run up to date for somebody who has asked for it before; return False if it was dropped since."""
+        name = index.layout.experiment_name
+        with self._lock:
+            if self._indexes.get(name) is not index:
+                return False
+            self._watched_at[name] = time.monotonic()
+            self._indexes.move_to_end(name)
+            return True
 
     def watched(self) -> list[RunIndex]:
         """The runs that somebody has asked for lately."""
@@ -123,10 +129,8 @@ class Runs:
         while not self._closing.wait(pause):
             began = time.monotonic()
             for index in self.watched():
-                try:
+                with suppress(ConfigError):  # not the founder's after all: the index itself says so
                     index.look()
-                except ConfigError as error:  # somebody has replaced the experiment
-                    index.trouble = str(error)
             behind = any(index.behind for index in self.watched())
             pause = READ_ON_SECONDS if behind else max(LOOK_SECONDS, 3 * (time.monotonic() - began))
 
@@ -141,13 +145,13 @@ class Runs:
                 if time.monotonic() >= deadline:
                     break
                 if time.monotonic() - self._lines.get(name, (-LIST_SECONDS, None))[0] >= LIST_SECONDS:
-                    self._lines[name] = (time.monotonic(), self._line(name))
+                    self._lines[name] = (time.monotonic(), self._line(name, now))
             lines = [self._lines[name][1] if name in self._lines else say.ExperimentLine(name, "unknown") for name in shown]
         return say.Experiments(
             [each for each in lines if each.status != "empty"], self.default, max(0, len(names) - MOST_EXPERIMENTS)
         )
 
-    def _line(self, name: str) -> say.ExperimentLine:
+    def _line(self, name: str, now: float) -> say.ExperimentLine:
         known = self._indexes.get(name)
         try:
             moment = known.moment if known and known.version else look_once(self.store, Layout(name), self.founder)
@@ -155,16 +159,17 @@ class Runs:
             return say.ExperimentLine(name, "refused", detail=safe(str(error), 300))
         except StoreAway as error:
             return say.ExperimentLine(name, "unknown", detail=safe(str(error), 300))
-        return line_of(moment)
+        return line_of(moment, now)
 
 
-def line_of(moment: Moment) -> say.ExperimentLine:
+def line_of(moment: Moment, now: float) -> say.ExperimentLine:
     workers = [node for node in moment.nodes if node.role == "worker"]
     rewards = [node.reward for node in workers if node.reward is not None]
     last = next((node.last for node in workers if node.last), None)
+    silent = moment.status == "running" and workers and all(node.silent_seconds(now) is not None for node in workers)
     return say.ExperimentLine(
         name=moment.experiment,
-        status=safe(moment.status),
+        status="silent" if silent else safe(moment.status),
         rounds_done=moment.rounds_done,
         max_rounds=moment.max_rounds,
         workers=len(workers),

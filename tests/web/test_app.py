@@ -30,7 +30,7 @@ def journal(run: LongRun, node: str) -> list[dict[str, Any]]:
 
 def test_the_overview_says_where_the_run_stands(client: TestClient, run: LongRun) -> None:
     [line] = ask(client, "experiments")["experiments"]
-    assert (line["name"], line["rounds_done"], line["workers"]) == ("first", 12, 3)
+    assert (line["name"], line["rounds_done"], line["workers"], line["status"]) == ("first", 12, 3, "silent")
     found = ask(client, "round_and_stage")
     assert (found["rounds_done"], found["max_rounds"], found["workers"], found["model"]) == (12, 22, 3, "nano")
     assert (found["own_wanted"], found["external_wanted"], found["reading"], found["trouble"]) == (4, 4, False, "")
@@ -129,6 +129,23 @@ def test_what_was_seen_is_not_sent_again(client: TestClient, run: LongRun) -> No
     index.look()
     changed = client.get("/api/rewards-history", headers={"If-None-Match": first.headers["etag"]})
     assert changed.status_code == 200 and changed.json()["mean"][-1]["round"] == 12
+
+
+def test_answers_are_kept_by_what_was_asked_and_not_by_the_host(client: TestClient) -> None:
+    before = ask(client, "leaderboard", limit=1)
+    client.get("/api/peers", headers={"Host": "127.0.0.1/api/leaderboard?limit=1&x="})
+    assert ask(client, "leaderboard", limit=1) == before
+
+
+def test_the_stream_of_a_run_that_was_dropped_ends(run: LongRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_swarm.web.runs.MOST_RUNS", 1)
+    LongRun(run.store.root, "second", 2, 2)
+    runs = Runs(run.store)
+    first = runs.index("first")
+    assert runs.watch(first) and runs.index("second") and not runs.watch(first)
+    assert runs.watched() == [runs.index("second")]
+    again = runs.index("first")
+    assert again is not first and runs.watch(again), "whoever asks again gets a new one"
 
 
 def test_wrong_questions_are_answered_with_what_to_do(client: TestClient, tmp_path: Path) -> None:

@@ -101,6 +101,33 @@ class TestPage:
         until(page, "document.querySelector('.plot[aria-label*=\"rounds 0 to 12\"]')")
         assert page.evaluate("window.sameDocument") is True
 
+    def test_a_new_round_leaves_focus_and_scroll_positions_where_they_were(
+        self, server: tuple[Served, LongRun], browse: Callable[..., "Page"]
+    ) -> None:
+        found, run = server
+        page = browse(f"{found.url}/#/nodes?experiment=first", viewport=PHONE)
+        page.select_option("#sort", "won")
+        page.focus("#sort")
+        page.evaluate("document.querySelector('[aria-label=Nodes]').scrollLeft = 120")
+        run.play(1)
+        until(page, "document.querySelector('.plot[aria-label*=\"rounds 0 to 12\"]')")
+        assert page.evaluate("[document.activeElement.id, document.getElementById('sort').value]") == ["sort", "won"]
+        assert page.evaluate("document.querySelector('[aria-label=Nodes]').scrollLeft") == 120
+        assert "13" in page.inner_text("[aria-label=Leaderboard] tbody tr td:last-child")
+
+    def test_plots_are_read_and_the_content_is_reached_by_keyboard(
+        self, server: tuple[Served, LongRun], browse: Callable[..., "Page"]
+    ) -> None:
+        page = browse(f"{server[0].url}/#/nodes?experiment=first")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main" and "#/nodes" in page.url, "the first link skips the head"
+        page.focus(".plot")
+        for keys, shown in ((["ArrowLeft"], "round 10"), (["Home", "ArrowRight"], "round 1"), (["Escape"], "round 11")):
+            for key in keys:
+                page.keyboard.press(key)
+            assert page.inner_text(".readout span:first-child") == shown
+
     def test_a_rollout_is_opened_and_read_by_keyboard(self, server: tuple[Served, LongRun], browse: Callable[..., "Page"]) -> None:
         page = browse(f"{server[0].url}/#/rollouts?experiment=first")
         summary = page.locator("details.rollout summary").first
@@ -164,6 +191,13 @@ class TestPage:
             page.goto(f"{found.url}/")
             page.wait_for_selector("main .state pre")
             assert "No experiment yet" in page.inner_text("main") and "rl-swarm demo" in page.inner_text("main")
+            run = LongRun(tmp_path / "nothing", "late", 0, 2)
+            until(page, "document.querySelector('main').innerText.includes('No round is finished yet')")
+            page.goto(f"{found.url}/#/rollouts?experiment=late")
+            page.wait_for_selector("text=No node has published any yet")
+            run.play(2)
+            page.wait_for_selector("details.rollout")
+            assert page.locator("select[name=task] option").count() > 1
             page.goto(f"{found.url}/#/nodes?experiment=none")
             page.wait_for_selector("text=Not found")
             found.process.terminate()
@@ -177,6 +211,12 @@ class TestPage:
             page = browse()
             page.goto(f"{found.url}/")
             page.wait_for_selector("text=A token is needed")
+            page.fill("#token", "wrong")
+            page.click("#token + button")
+            page.wait_for_selector("text=The token is wrong")
+            page.fill("#token", token)
+            page.click("#token + button")
+            drawn(page)
             page = browse()
             page.goto(f"{found.url}/#token={token}")
             drawn(page)

@@ -13,10 +13,22 @@ export class Problem extends Error {
 }
 
 export function takeToken() {
-  const found = /[#&]token=([^&]+)/.exec(location.hash);
+  const found = /^#token=(.+)/.exec(location.hash);
   if (!found) return;
-  sessionStorage.setItem(KEPT, decodeURIComponent(found[1]));
+  let token = found[1];
+  try {
+    token = decodeURIComponent(token);
+  } catch { /* a token with a percent sign of its own */ }
+  keepToken(token);
   history.replaceState(null, "", `${location.pathname}#/overview`);
+}
+
+export function hasToken() {
+  return sessionStorage.getItem(KEPT) !== null;
+}
+
+export function keepToken(token) {
+  sessionStorage.setItem(KEPT, token);
 }
 
 function headers() {
@@ -30,12 +42,11 @@ export function query(path, params) {
   return `/api/${path}?${search}`;
 }
 
-export async function ask(path, params = {}, signal = undefined) {
+export async function ask(path, params = {}) {
   let answer;
   try {
-    answer = await fetch(query(path, params), { headers: headers(), cache: "no-cache", signal });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
+    answer = await fetch(query(path, params), { headers: headers(), cache: "no-cache" });
+  } catch {
     throw new Problem("The server does not answer. Is 'rl-swarm web' still running?", 0);
   }
   if (!answer.ok) {

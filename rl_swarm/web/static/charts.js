@@ -3,6 +3,7 @@
 import { fill, h, number, NOTHING } from "./dom.js";
 
 const HEIGHT = 260;
+const MOST_READ = 10; // lines that are read out
 const drawn = new Set();
 
 export function colour(name) {
@@ -50,7 +51,7 @@ export class Chart {
     this.title = title;
     this.options = options;
     this.hidden = new Set();
-    this.box = h("div", { class: "plot", role: "img", "aria-label": title });
+    this.box = h("div", { class: "plot", role: "img", tabindex: "0", "aria-label": title, onkeydown: (event) => this.step(event) });
     this.readout = h("p", { class: "readout", "aria-hidden": "true" }, " ");
     this.legend = h("div", { class: "legend", role: "group", "aria-label": `Lines of ${title}` });
     this.element = h("figure", { class: `card chart ${options.wide ? "wide" : ""}` }, h("h2", null, title), this.readout, this.box, this.legend,
@@ -113,7 +114,7 @@ export class Chart {
       ],
       series: [{ label: "round" }, ...series],
       bands: (data.bands || []).map((band) => ({ series: [band.high + 1, band.low + 1], fill: faded(band.colour, band.strength || 0.16) })),
-      hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+      hooks: { setCursor: [(plot) => this.read(plot.cursor.idx ?? null)] },
     }, [data.rounds, ...data.lines.map((line) => line.values)], this.box);
     fill(this.legend, data.lines.filter((line) => !line.quiet).map((line) => this.button(line)));
   }
@@ -139,15 +140,30 @@ export class Chart {
     return made;
   }
 
+  // The arrow keys move the pointer from round to round; Escape leaves it at the newest one and shows all rounds.
+  step(event) {
+    const last = this.data.rounds.length - 1;
+    const ways = { ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last };
+    if (!this.plot || !(event.key in ways || event.key === "Escape")) return;
+    event.preventDefault();
+    if (event.key === "Escape") {
+      this.plot.setScale("x", { min: this.ends[0], max: this.ends[1] });
+      this.plot.setCursor({ left: -10, top: -10 });
+      return;
+    }
+    const at = Math.min(last, Math.max(0, (this.plot.cursor.idx ?? last) + ways[event.key]));
+    this.plot.setCursor({ left: this.plot.valToPos(this.data.rounds[at], "x"), top: 0 });
+  }
+
   // Read out the round under the pointer, or the newest one.
   read(place) {
     const { data } = this;
-    const at = place === null || place === undefined ? data.rounds.length - 1 : place;
-    const said = data.lines.filter((line) => !line.quiet && !this.hidden.has(line.name)).slice(0, 10).map((line) => {
-      const value = (line.own || line.values)[at];
-      return h("span", null, `${line.name} `, h("b", null, this.written(value)));
-    });
-    fill(this.readout, h("span", null, `round ${Math.round(data.rounds[at])}`), said);
+    const at = place ?? data.rounds.length - 1;
+    const lines = data.lines.filter((line) => !line.quiet && !this.hidden.has(line.name)).slice(0, MOST_READ);
+    const values = lines.map((line) => (line.own || line.values)[at] ?? (place === null ? newest(line) : null));
+    const together = place !== null || lines.every((line) => (line.own || line.values)[at] !== null);
+    fill(this.readout, h("span", null, together ? `round ${Math.round(data.rounds[at])}` : "newest"),
+      lines.map((line, turn) => h("span", null, `${line.name} `, h("b", null, this.written(values[turn])))));
   }
 
   written(value) {
@@ -158,8 +174,8 @@ export class Chart {
   describe() {
     this.read(null);
     const { data } = this;
-    const newest = data.lines.filter((line) => !line.quiet).slice(0, 4).map((line) => `${line.name} ${this.written([...(line.own || line.values)].reverse().find((value) => value !== null))}`);
-    this.box.setAttribute("aria-label", `${this.title}, rounds ${Math.round(data.rounds[0])} to ${Math.round(data.rounds.at(-1))}. Newest: ${newest.join(", ")}.`);
+    const said = data.lines.filter((line) => !line.quiet).slice(0, MOST_READ).map((line) => `${line.name} ${this.written(newest(line))}`);
+    this.box.setAttribute("aria-label", `${this.title}, rounds ${Math.round(data.rounds[0])} to ${Math.round(data.rounds.at(-1))}. Newest: ${said.join(", ")}.`);
   }
 
   resize() {
@@ -177,6 +193,8 @@ export class Chart {
     drawn.delete(this);
   }
 }
+
+const newest = (line) => (line.own || line.values).findLast((value) => value !== null);
 
 function range(low, high, share, least) {
   if (low === null || high === null) return [0, 1];

@@ -5,7 +5,10 @@ export function h(tag, props, ...children) {
   for (const [name, value] of Object.entries(props || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "class") made.className = value;
-    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name.startsWith("on")) {
+      made.addEventListener(name.slice(2), value);
+      made.listens = true;
+    }
     else made.setAttribute(name, value === true ? "" : String(value));
   }
   add(made, children);
@@ -23,6 +26,37 @@ export function fill(parent, ...children) {
   parent.replaceChildren();
   add(parent, children);
   return parent;
+}
+
+// Give an element new children. Nodes that are alike stay in place, so a reader keeps focus, selection and scroll positions.
+export function renew(parent, ...children) {
+  match(parent, fill(document.createElement("div"), ...children));
+  return parent;
+}
+
+function match(shown, wanted) {
+  const before = [...shown.childNodes];
+  const after = [...wanted.childNodes];
+  after.forEach((next, place) => {
+    const now = before[place];
+    if (!now) shown.append(next);
+    else if (now.nodeName !== next.nodeName || now.listens || next.listens) now.replaceWith(next);
+    else if (now.nodeType === Node.TEXT_NODE) {
+      if (now.data !== next.data) now.data = next.data;
+    } else {
+      matchAttributes(now, next);
+      match(now, next);
+    }
+  });
+  for (const surplus of before.slice(after.length)) surplus.remove();
+}
+
+function matchAttributes(now, next) {
+  for (const { name } of [...now.attributes]) if (!next.hasAttribute(name)) now.removeAttribute(name);
+  for (const { name, value } of next.attributes) {
+    if (name === "style") now.style.cssText = next.style.cssText; // the policy forbids the attribute itself
+    else if (now.getAttribute(name) !== value) now.setAttribute(name, value);
+  }
 }
 
 export const NOTHING = "–";

@@ -1,6 +1,6 @@
 // The frame of the page: which experiment, which view, and what is live.
 
-import { ask, follow, takeToken } from "./api.js";
+import { ask, follow, hasToken, keepToken, takeToken } from "./api.js";
 import { closeAll } from "./charts.js";
 import { fill, h, state } from "./dom.js";
 import * as compare from "./compare.js";
@@ -12,7 +12,7 @@ import * as rollouts from "./rollouts.js";
 const VIEWS = { overview, nodes, rollouts, compare, experiments };
 const TITLES = { overview: "Overview", nodes: "Nodes", rollouts: "Rollouts", compare: "Compare", experiments: "Experiments" };
 const REFRESH = 1000; // milliseconds between two refreshes at least
-const LIST = 10000;
+const LOOK_AROUND = 10000;
 
 const main = document.getElementById("main");
 const select = document.getElementById("experiment");
@@ -30,9 +30,17 @@ export function link(name, params) {
   return `#/${name}?${search}`;
 }
 
+const MEANINGS = {
+  "not connected": "There is no run to follow",
+  live: "The page follows the run",
+  connecting: "Connecting to the server",
+  reconnecting: "The server does not answer. Is 'rl-swarm web' still running? The page shows what it had, and tries again.",
+};
+
 function say(word) {
   live.textContent = word;
   live.dataset.state = word;
+  live.title = MEANINGS[word];
 }
 
 async function list() {
@@ -54,12 +62,9 @@ async function show() {
   page.timer = null;
   page.view = null;
   for (const tab of document.querySelectorAll("#tabs a")) {
-    const here = tab.getAttribute("href") === `#/${name}` || tab.dataset.name === name;
-    tab.dataset.name = tab.dataset.name || tab.getAttribute("href").slice(2);
-    if (here) tab.setAttribute("aria-current", "page");
+    if (tab.dataset.name === name) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  document.title = `${TITLES[name]} – RL Swarm`;
   fill(main, state("Loading", "Reading the run."));
   main.setAttribute("aria-busy", "true");
   try {
@@ -67,7 +72,9 @@ async function show() {
     if (turn !== page.turn) return;
     const experiment = params.experiment || page.experiment || page.usual || "";
     watch(experiment);
+    document.title = [TITLES[name], experiment, "RL Swarm"].filter(Boolean).join(" – ");
     if (!experiment && name !== "experiments") {
+      say("not connected");
       fill(main, experiments.none());
       return;
     }
@@ -88,14 +95,28 @@ async function show() {
 
 function trouble(error) {
   if (error.status === undefined) console.error(error);
-  const title = error.status === 401 ? "A token is needed" : error.status === 404 ? "Not found" : "This cannot be shown now";
+  if (error.status === 401 || error.status === 404) unwatch();
+  if (error.status === 401) {
+    fill(main, state(hasToken() ? "The token is wrong" : "A token is needed", "Open the address that 'rl-swarm web' has printed, or enter the token here.", tokenForm()));
+    return;
+  }
+  const title = error.status === 404 ? "Not found" : "This cannot be shown now";
   fill(main, state(title, error.message || String(error), h("p", null, h("button", { type: "button", onclick: show }, "Try again"))));
-  if (error.status !== 401 && error.status !== 404) page.timer = setTimeout(show, 5000);
+  if (error.status !== 404) page.timer = setTimeout(show, 5000);
+}
+
+function tokenForm() {
+  const field = h("input", { type: "password", id: "token", autocomplete: "off", required: true });
+  const enter = (event) => {
+    event.preventDefault();
+    keepToken(field.value.trim());
+    show();
+  };
+  return h("form", { class: "tools", onsubmit: enter }, h("label", { for: "token" }, "Token"), field, h("button", { type: "submit" }, "Open"));
 }
 
 function watch(experiment) {
   for (const tab of document.querySelectorAll("#tabs a")) {
-    tab.dataset.name = tab.dataset.name || tab.getAttribute("href").slice(2).split("?")[0];
     tab.setAttribute("href", link(tab.dataset.name, { experiment }));
   }
   if (experiment === page.experiment) return;
@@ -103,6 +124,12 @@ function watch(experiment) {
   select.value = experiment;
   pause();
   resume();
+}
+
+function unwatch() {
+  pause();
+  page.experiment = null;
+  say("not connected");
 }
 
 // A browser has six connections for one server: a page that nobody sees gives its own back.
@@ -132,13 +159,27 @@ async function refresh() {
   try {
     await view.refresh(page.event);
   } catch (error) {
-    if (turn === page.turn && error.name !== "AbortError") say("reconnecting");
+    if (turn === page.turn) say("reconnecting");
   }
 }
 
+// New experiments, and changes of those that are not followed, are looked for every few seconds.
+async function lookAround() {
+  if (document.hidden) return;
+  const before = page.known.length;
+  try {
+    await list();
+    if (!before && page.known.length) show();
+    else if (page.view && page.view.several) await page.view.refresh(page.event);
+  } catch { /* the stream says whether the server answers */ }
+}
+
 select.addEventListener("change", () => {
-  const { name } = place();
-  location.hash = link(VIEWS[name] ? name : "overview", { experiment: select.value });
+  location.hash = link(place().name, { experiment: select.value });
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address after '#' names the view
+  main.focus();
 });
 window.addEventListener("hashchange", show);
 window.addEventListener("pagehide", pause);
@@ -167,4 +208,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 takeToken();
 nameTheme();
 show();
-setInterval(() => list().catch(() => {}), LIST);
+setInterval(lookAround, LOOK_AROUND);

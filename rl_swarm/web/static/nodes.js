@@ -2,27 +2,24 @@
 
 import { ask } from "./api.js";
 import { Chart, joined, nodeColour } from "./charts.js";
-import { ago, fill, h, NOTHING, number, roughly, section, state, table, who, whole } from "./dom.js";
+import { ago, h, NOTHING, number, renew, roughly, section, state, table, who, whole } from "./dom.js";
 
 const MOST_CELLS = 16;
 const PAGE = 25;
+const SORTS = { reward: "reward", won: "rounds won", total: "sum of rewards" };
 
 export async function open({ experiment }) {
-  const parts = { doing: h("div"), leaders: h("div"), uses: h("div") };
+  const parts = { doing: h("div"), uses: h("div") };
+  const leaders = new Board(experiment);
   const cumulative = new Chart("Cumulative reward", "The sum of each worker's own rewards: the paper's figure.", { wide: true, digits: 1 });
-  const order = { sort: "reward", offset: 0 };
-  const element = h("div", null, parts.doing, parts.leaders, h("div", { class: "charts" }, cumulative.element), parts.uses);
+  const element = h("div", null, parts.doing, leaders.element, h("div", { class: "charts" }, cumulative.element), parts.uses);
   let curves = null;
 
-  async function leaders() {
-    const found = await ask("leaderboard", { experiment, sort: order.sort, offset: order.offset, limit: PAGE });
-    fill(parts.leaders, board(found, order, leaders));
-  }
   async function load() {
-    const [peers, sums] = await Promise.all([ask("peers", { experiment }), ask("leaderboard-cumulative", { experiment, limit: 8 }), leaders()]);
+    const [peers, sums] = await Promise.all([ask("peers", { experiment }), ask("leaderboard-cumulative", { experiment, limit: 8 }), leaders.load()]);
     curves = sums;
-    fill(parts.doing, doing(peers));
-    fill(parts.uses, uses(peers));
+    renew(parts.doing, doing(peers));
+    renew(parts.uses, uses(peers));
   }
   function draw() {
     const [rounds, columns] = joined(curves.leaders.map((each) => each.points));
@@ -39,8 +36,8 @@ function doing({ peers, total, remarks }) {
   const heads = ["node", "doing", "for", "round", "reward", "own", "external", "age", "s/round", "tokens/s", "gave", "got", "tokens", "rejected"];
   const rows = peers.map((peer) => [
     who(peer),
-    peer.silent_seconds !== null ? h("span", { class: "wrong" }, `silent for ${roughly(peer.silent_seconds)}, was ${peer.doing}`)
-      : h("span", { class: peer.doing.startsWith("failed") ? "wrong" : peer.ended ? "faint" : "good" }, peer.doing),
+    peer.silent_seconds !== null ? h("span", { class: "doing wrong" }, `silent for ${roughly(peer.silent_seconds)}, was ${peer.doing}`)
+      : h("span", { class: `doing ${peer.doing.startsWith("failed") ? "wrong" : peer.ended ? "faint" : "good"}` }, peer.doing),
     ago(peer.since), peer.round ?? NOTHING, number(peer.reward),
     peer.own_wanted ? `${peer.own_used}/${peer.own_wanted}` : NOTHING, peer.external_wanted ? `${peer.external_used}/${peer.external_wanted}` : NOTHING,
     number(peer.external_age, 1), number(peer.seconds, 1), whole(peer.tokens_per_s), whole(peer.gave), whole(peer.got), whole(peer.tokens),
@@ -52,17 +49,36 @@ function doing({ peers, total, remarks }) {
     remarks.length || muted.length ? h("ul", { class: "lines" }, [...remarks, ...muted].map((line) => h("li", null, line))) : null);
 }
 
-function board({ leaders, total }, order, again) {
-  if (!leaders.length) return null;
-  const sorts = { reward: "reward", won: "rounds won", total: "sum of rewards" };
-  const pick = h("select", { id: "sort" }, Object.entries(sorts).map(([value, name]) => h("option", { value, selected: value === order.sort }, name)));
-  pick.addEventListener("change", () => { order.sort = pick.value; order.offset = 0; again().then(() => document.getElementById("sort").focus()); });
-  const step = (by, word, off) => h("button", { type: "button", disabled: off, onclick: () => { order.offset += by; again(); } }, word);
-  return section("Leaderboard", h("p", { class: "tools" }, h("label", null, "By ", pick)),
-    table(["node", "rank", "reward", "rounds won", "sum of rewards", "rounds"],
-      leaders.map((each) => [who(each), each.rank, number(each.reward), number(each.rounds_won, 1), number(each.reward_total, 1), whole(each.rounds)]), { numbers: 5, label: "Leaderboard" }),
-    total > PAGE ? h("p", { class: "tools" }, step(-PAGE, "Before", !order.offset), ` ${order.offset + 1} to ${order.offset + leaders.length} of ${total} `, step(PAGE, "After", order.offset + PAGE >= total)) : null,
-    h("p", { class: "faint" }, "A round is won by the highest own reward; nodes with the same reward share it."));
+// The leaderboard. Its controls stay the same elements, so that new rounds do not take them away from a reader.
+class Board {
+  constructor(experiment) {
+    this.experiment = experiment;
+    this.offset = 0;
+    this.order = h("select", { id: "sort", onchange: () => this.turn(-this.offset) }, Object.entries(SORTS).map(([value, name]) => h("option", { value }, name)));
+    this.before = h("button", { type: "button", onclick: () => this.turn(-PAGE) }, "Before");
+    this.after = h("button", { type: "button", onclick: () => this.turn(PAGE) }, "After");
+    this.where = h("span");
+    this.pages = h("p", { class: "tools" }, this.before, this.where, this.after);
+    this.rows = h("div");
+    this.element = section("Leaderboard", h("p", { class: "tools" }, h("label", null, "By ", this.order)), this.rows, this.pages,
+      h("p", { class: "faint" }, "A round is won by the highest own reward; nodes with the same reward share it."));
+  }
+
+  turn(by) {
+    this.offset += by;
+    this.load().catch(() => { this.offset -= by; });
+  }
+
+  async load() {
+    const { leaders, total } = await ask("leaderboard", { experiment: this.experiment, sort: this.order.value, offset: this.offset, limit: PAGE });
+    this.element.hidden = !total;
+    this.pages.hidden = total <= PAGE;
+    this.before.disabled = !this.offset;
+    this.after.disabled = this.offset + PAGE >= total;
+    renew(this.where, `${this.offset + 1} to ${this.offset + leaders.length} of ${total}`);
+    renew(this.rows, table(["node", "rank", "reward", "rounds won", "sum of rewards", "rounds"],
+      leaders.map((each) => [who(each), each.rank, number(each.reward), number(each.rounds_won, 1), number(each.reward_total, 1), whole(each.rounds)]), { numbers: 5, label: "Leaderboard" }));
+  }
 }
 
 function uses({ peers, uses: found }) {

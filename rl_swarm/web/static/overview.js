@@ -2,21 +2,22 @@
 
 import { ask } from "./api.js";
 import { Chart, colour, joined, nodeColour, smooth } from "./charts.js";
-import { ago, counted, duration, fill, h, NOTHING, number, percent, section, state, table, tile, whole } from "./dom.js";
+import { ago, counted, duration, h, NOTHING, number, percent, renew, section, state, table, tile, whole } from "./dom.js";
 
 const SPANS = { 1: "each round", 5: "mean of 5 rounds", 20: "mean of 20 rounds", 100: "mean of 100 rounds" };
 const MOST_NAMED = 8;
 const kept = { span: 5 };
 
 export async function open({ experiment, link }) {
-  const parts = { top: h("div"), advice: h("div"), notes: h("div"), gossip: h("div"), rejected: h("div") };
+  const parts = { top: h("div"), advice: h("div"), notes: h("div"), gossip: h("div"), rejected: h("div", { class: "rest" }), width: h("span", { class: "faint" }) };
   const charts = make();
   const control = h("select", { id: "span" }, Object.entries(SPANS).map(([value, name]) => h("option", { value, selected: Number(value) === kept.span }, name)));
   const element = h("div", null,
     parts.top, parts.advice,
-    h("p", { class: "tools" }, h("label", null, "Curves show ", control)),
+    h("p", { class: "tools" }, h("label", null, "Curves show ", control), parts.width),
     h("div", { class: "charts" }, charts.rewards.element, charts.heldOut.element, charts.own.element, charts.external.element,
-      charts.age.element, charts.uninformative.element, charts.speed.element, charts.seconds.element, charts.entropy.element, parts.rejected),
+      charts.age.element, charts.uninformative.element, charts.speed.element, charts.seconds.element, charts.entropy.element,
+      h("div", { class: "card chart" }, h("h2", null, "Rejected files and rollouts of peers"), parts.rejected)),
     parts.gossip, parts.notes);
   let data = null;
   const draw = () => { drawCharts(charts, data); };
@@ -27,11 +28,12 @@ export async function open({ experiment, link }) {
       ask("round_and_stage", { experiment }), ask("rewards-history", { experiment }), ask("metrics", { experiment }),
       ask("gossip", { experiment, limit: 8 }), ask("peers", { experiment })]);
     data = { round, rewards, metrics, gossip, peers };
-    fill(parts.top, header(data));
-    fill(parts.advice, advice(data));
-    fill(parts.gossip, latest(data, experiment, link));
-    fill(parts.notes, notes(data));
-    fill(parts.rejected, rejected(data));
+    renew(parts.width, rewards.width > 1 && `In a run of this length, a point is the mean of ${rewards.width} rounds.`);
+    renew(parts.top, header(data));
+    renew(parts.advice, advice(data));
+    renew(parts.gossip, latest(data, experiment, link));
+    renew(parts.notes, notes(data));
+    renew(parts.rejected, rejected(data));
   }
 
   await load();
@@ -49,12 +51,13 @@ function header({ round, rewards, metrics, peers }) {
   const bar = h("progress", { max: 1, value: done, "aria-label": "rounds done" });
   const work = peers.peers.filter((peer) => peer.role === "worker");
   const silent = work.filter((peer) => peer.silent_seconds !== null).length;
-  const left = round.status === "running" && round.seconds_left !== null ? `${duration(round.seconds_left)} left` : round.status;
+  const left = round.status !== "running" ? round.status : silent && silent === work.length ? "silent"
+    : round.seconds_left !== null ? `${duration(round.seconds_left)} left` : round.status;
   return [
-    h("p", { class: "facts" }, [round.model, `I ${round.own_wanted ?? NOTHING}, J ${round.external_wanted ?? NOTHING}, G ${round.group_size ?? NOTHING}`,
+    h("p", { class: "facts" }, [round.model, round.own_wanted !== null ? `${round.own_wanted} own and ${round.external_wanted} external rollouts a round (I, J), ${round.group_size} completions each (G)` : null,
       counted(round.workers, "worker") + (silent ? `, ${silent} silent` : ""), round.pace !== null ? `${number(round.pace, 1)} s a round` : null,
       round.tokens_per_s ? `${whole(round.tokens_per_s)} tokens/s` : null, round.last_round_at ? `last round ${ago(round.last_round_at)} ago` : null].filter(Boolean).join(" · ")),
-    round.trouble && h("p", { class: "note bad", role: "alert" }, `The store does not answer; this is what was read before. ${round.trouble}`),
+    round.trouble && h("p", { class: "note bad", role: "alert" }, `Nothing new can be read; the figures are from before. ${round.trouble}`),
     round.reading && h("p", { class: "note" }, "Still reading the journals of this run: the figures are growing."),
     h("div", { class: "tiles" },
       tile(`rounds, ${left}`, round.max_rounds ? `${whole(round.rounds_done)} of ${whole(round.max_rounds)}` : whole(round.rounds_done), "", bar),
@@ -152,9 +155,8 @@ function drawSeconds(chart, rounds, figures) {
 function rejected({ metrics, peers }) {
   const rows = Object.entries(metrics.rejected);
   const muted = peers.peers.flatMap((peer) => peer.muted.map((mute) => [`${peer.id} has muted ${mute.peer}`, `until round ${mute.until}`]));
-  return h("div", { class: "card chart" }, h("h2", null, "Rejected files and rollouts of peers"),
-    rows.length || muted.length ? table(["reason", "count"], [...rows.map(([reason, count]) => [reason, whole(count)]), ...muted], { numbers: 1, label: "Rejected files and rollouts" })
-      : h("p", { class: "nothing" }, "None so far."));
+  if (!rows.length && !muted.length) return h("p", { class: "nothing" }, "None so far.");
+  return table(["reason", "count"], [...rows.map(([reason, count]) => [reason, whole(count)]), ...muted], { numbers: 1, label: "Rejected files and rollouts" });
 }
 
 function latest({ gossip }, experiment, link) {

@@ -11,26 +11,43 @@ export async function open({ experiment, params, link }) {
   const more = h("p", { class: "tools" });
   const fresh = h("p", { class: "tools", role: "status" });
   const wanted = { node: params.node, round: params.round, task: params.task, min_reward: params.min_reward, max_reward: params.max_reward, id: params.id };
-  const peers = await ask("peers", { experiment });
+  const form = h("div");
   let newest = null;
-  let tasks = [];
+  let nothing = true; // nothing fits so far, and there is nowhere further to look
 
   async function page(start) {
     const found = await ask("rollouts", { experiment, ...wanted, start, limit: PAGE });
     newest = found.newest_round;
-    if (found.tasks.length) tasks = found.tasks;
-    if (!start) fill(list);
+    if (!start || !list.querySelector(".rollout")) fill(list);
     for (const each of found.rollouts) list.append(shown(each, Boolean(wanted.id), experiment, link));
     if (!list.childElementCount) fill(list, none(wanted, found.next));
-    fill(more, found.next && h("button", { type: "button", onclick: (event) => { event.target.disabled = true; page(found.next); } }, "Show older ones"));
+    nothing = !found.next && !list.querySelector(".rollout");
+    fill(more, found.next && button("Show older ones", () => page(found.next)));
+    return found.tasks;
   }
-  await page(null);
-  const form = filters(wanted, peers.peers.filter((peer) => peer.role === "worker"), tasks, experiment, link);
+  async function begin() {
+    const [{ peers }, tasks] = await Promise.all([ask("peers", { experiment }), page(null)]);
+    fill(form, filters(wanted, peers.filter((peer) => peer.role === "worker"), tasks, experiment, link));
+  }
+  // A button for a further page. It stays usable if the page cannot be had.
+  function button(word, load) {
+    const problem = h("span", { class: "wrong", role: "status" });
+    const made = h("button", { type: "button" }, word);
+    made.addEventListener("click", () => {
+      made.disabled = true;
+      load().catch((error) => { made.disabled = false; fill(problem, error.message); });
+    });
+    return [made, problem];
+  }
+  await begin();
   return {
     element: h("div", null, form, fresh, list, more),
     refresh: async (event) => {
-      if (wanted.id || wanted.round || newest === null || event.rounds_done - 1 <= newest || fresh.childElementCount) return;
-      fill(fresh, h("button", { type: "button", onclick: () => { fill(fresh); page(null); } }, "There is a new round: show it"));
+      if (wanted.id) return;
+      if (nothing) await (newest === null ? begin() : page(null));
+      else if (!wanted.round && event.rounds_done - 1 > newest && !fresh.childElementCount) {
+        fill(fresh, button("There is a new round: show it", async () => { await page(null); fill(fresh); }));
+      }
     },
   };
 }
@@ -42,8 +59,8 @@ function filters(wanted, workers, tasks, experiment, link) {
     h("label", null, "Node", h("select", { name: "node" }, option("", "all", wanted.node), workers.map((each) => option(each.id, each.id, wanted.node)))),
     h("label", null, "Round", h("input", { name: "round", type: "number", min: 0, max: 999999, placeholder: "newest", value: wanted.round })),
     h("label", null, "Task", h("select", { name: "task" }, option("", "all", wanted.task), names.map((name) => option(name, name, wanted.task)))),
-    h("label", null, "Reward from", h("input", { name: "min_reward", type: "number", step: "0.05", placeholder: "any", value: wanted.min_reward })),
-    h("label", null, "to", h("input", { name: "max_reward", type: "number", step: "0.05", placeholder: "any", value: wanted.max_reward })),
+    h("label", null, "Mean reward from", h("input", { name: "min_reward", type: "number", step: "any", placeholder: "any", value: wanted.min_reward })),
+    h("label", null, "to", h("input", { name: "max_reward", type: "number", step: "any", placeholder: "any", value: wanted.max_reward })),
     h("button", { type: "submit" }, "Show"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -74,8 +91,8 @@ function shown(rollout, wholly, experiment, link) {
         each.parsed === null ? h("span", { class: "faint" }, "nothing") : h("code", null, each.parsed), ` · ${whole(each.tokens)} tokens${each.finish === "length" ? ", cut at MAX_NEW_TOKENS" : ""}`),
       h("pre", null, each.text || "(nothing)"), each.cut && cut(rollout, experiment, link)))),
     h("h3", null, "Who trained on it"),
-    h("p", null, `Written by ${rollout.name} (${rollout.node}). `,
-      rollout.trained_by.length ? ["Peers: ", rollout.trained_by.map((each, place) => [place ? ", " : "", `${each.name} (${each.id}) in round ${each.round}`])] : "No peer, as far as is known."),
+    h("p", null, `Written by ${rollout.name} (${rollout.node}), ${rollout.informative ? "who trained on it. " : "who could not: it is uninformative. "}`,
+      rollout.trained_by.length ? ["Peers: ", rollout.trained_by.map((each, place) => [place ? ", " : "", `${each.name} (${each.id}) in round ${each.round}`])] : "No peer so far, as far as is known."),
     h("p", { class: "faint" }, "Id ", h("a", { href: link("rollouts", { experiment, id: rollout.id }) }, rollout.id))));
   return details;
 }
