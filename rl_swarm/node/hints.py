@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from rl_swarm.config import Config
-from rl_swarm.runs.advice import remedy
+from rl_swarm.runs.advice import FRUITLESS_ROLLOUTS, remedy
 from rl_swarm.runs.record import Round
 from rl_swarm.swarm.protocol import News
 from rl_swarm.text import counted
 
-FRUITLESS_ROLLOUTS = 40  # own ones in a row without a gradient; if one in ten had one, that would happen once in seventy times
 DISCOUNTED_ROUNDS = 20
 
 

@@ -2,6 +2,7 @@
 
 from rl_swarm.config import Config
 
+FRUITLESS_ROLLOUTS = 40  # own ones in a row without a gradient; if one in ten had one, that would happen once in seventy times
 RARELY_ANSWERED = 0.05  # a share of completions with an <answer> below which the form is what is missing
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from rl_swarm.rollout import Rollout
-from rl_swarm.runs.advice import remedy
+from rl_swarm.runs.advice import FRUITLESS_ROLLOUTS, remedy
 from rl_swarm.runs.browsing import Place, Wanted, advantages, bounded_rewards, mean_reward, page_of
 from rl_swarm.runs.examples import completions_of
 from rl_swarm.runs.following import MEAN_ROUNDS, NodeMoment
@@ -198,14 +198,15 @@ def _held_out(ledger: Ledger, names: Sequence[str]) -> list[say.HeldOut]:
 
 
 def _advice(index: RunIndex, names: Sequence[str]) -> say.Advice:
-    """The share of own rollouts from which nothing can be learnt, and what to do if it is high."""
+    """The share of own rollouts from which nothing can be learnt, and what to do if it stays high."""
     rows = [node.last for node in index.moment.nodes if node.node_id in names and node.last and node.last.own_wanted]
     recent = [stretch for name in names for stretch in index.ledger.stretches(name, "uninformative")[-MEAN_ROUNDS:]]
     if not recent or not rows:
         return say.Advice(None, "")
     share = fmean(each.mean for each in recent)
     settings = index.following.settings
-    if share < MUCH_UNINFORMATIVE or settings is None:
+    rollouts = sum(index.ledger.nodes.get(row.node_id, NOTHING).rounds * row.own_wanted for row in rows)
+    if share < MUCH_UNINFORMATIVE or rollouts < FRUITLESS_ROLLOUTS or settings is None:
         return say.Advice(share, "")
     answered, truncated = fmean(row.answered for row in rows), fmean(row.truncated for row in rows)
     return say.Advice(share, f"Little can be learnt: {remedy(answered, truncated, settings)}.")

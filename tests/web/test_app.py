@@ -9,9 +9,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rl_swarm.runs import progress
+from rl_swarm.runs.index import RunIndex
+from rl_swarm.runs.ledger import FIGURES
 from rl_swarm.runs.names import readable_name
 from rl_swarm.store.folder import FolderStore
+from rl_swarm.web import views
 from rl_swarm.web.app import make_app
+from rl_swarm.web.documents import Advice
 from rl_swarm.web.runs import Runs
 from tests.support.long_run import LongRun
 
@@ -85,6 +89,17 @@ def test_rewards_and_metrics_are_those_of_the_journals(client: TestClient, run: 
     assert metrics["uninformative"] == {"share": pytest.approx(0.25), "line": ""}
     assert ask(client, "metrics")["held_out"][0]["questions"] == 400
     assert "no figure" in ask(client, "metrics", 404, figure="colour")["detail"]
+
+
+def test_advice_comes_once_enough_rollouts_had_nothing_to_learn(run: LongRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_swarm.web.views.MUCH_UNINFORMATIVE", 0.2)  # the run has a share of a quarter
+    index = RunIndex(run.store, run.layout)
+    index.look()
+    assert "rl-swarm probe" in views.metrics(index, FIGURES, None).uninformative.line
+    short = LongRun(run.store.root, "short", 3, 3)
+    index = RunIndex(short.store, short.layout)
+    index.look()
+    assert views.metrics(index, FIGURES, None).uninformative == Advice(pytest.approx(0.25), ""), "36 rollouts: too early"
 
 
 def test_rollouts_are_found_filtered_and_safe_to_show(client: TestClient, run: LongRun) -> None:

@@ -200,8 +200,11 @@ class TestPage:
             assert page.locator("select[name=task] option").count() > 1
             page.goto(f"{found.url}/#/nodes?experiment=none")
             page.wait_for_selector("text=Not found")
+            other = browse(f"{found.url}/#/overview?experiment=late")
             found.process.terminate()
             found.process.wait(20)
+            other.wait_for_selector("#lost:has-text('still running?')")
+            assert "2 of 10" in other.inner_text(".tiles"), "what was there stays"
             page.click("text=Try again")
             page.wait_for_selector("text=Is 'rl-swarm web' still running?")
 

@@ -62,6 +62,7 @@ export class Chart {
   }
 
   show(data) {
+    if (!drawn.has(this)) return; // the reader has left the view meanwhile
     this.data = data;
     const lines = data.lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
     if (!data.rounds.length || !lines.length) {
@@ -96,7 +97,7 @@ export class Chart {
       width: line.width === undefined ? 1.5 : line.width,
       dash: line.dash,
       spanGaps: true,
-      points: { show: line.points === undefined ? data.rounds.length < 2 : line.points, size: 6, fill: line.colour },
+      points: { show: () => this.dotted(place), size: 6, fill: line.colour },
       place,
     }));
     this.plot = new uPlot({
@@ -117,6 +118,12 @@ export class Chart {
       hooks: { setCursor: [(plot) => this.read(plot.cursor.idx ?? null)] },
     }, [data.rounds, ...data.lines.map((line) => line.values)], this.box);
     fill(this.legend, data.lines.filter((line) => !line.quiet).map((line) => this.button(line)));
+  }
+
+  // A single value makes no line, so it is shown as a dot.
+  dotted(place) {
+    const { points, quiet, values } = this.data.lines[place];
+    return points ?? (!quiet && values.filter((value) => value !== null).length < 2);
   }
 
   // Whether the reader has dragged over a part, which new rounds must not undo.

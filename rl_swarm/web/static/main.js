@@ -13,10 +13,12 @@ const VIEWS = { overview, nodes, rollouts, compare, experiments };
 const TITLES = { overview: "Overview", nodes: "Nodes", rollouts: "Rollouts", compare: "Compare", experiments: "Experiments" };
 const REFRESH = 1000; // milliseconds between two refreshes at least
 const LOOK_AROUND = 10000;
+const PATIENCE = 2000; // without a connection, before the page says so in full
 
 const main = document.getElementById("main");
 const select = document.getElementById("experiment");
 const live = document.getElementById("live");
+const lost = document.getElementById("lost");
 const page = { known: [], view: null, stop: null, experiment: null, turn: 0, timer: null, last: 0 };
 
 function place() {
@@ -41,6 +43,13 @@ function say(word) {
   live.textContent = word;
   live.dataset.state = word;
   live.title = MEANINGS[word];
+  if (word === "live" || word === "not connected") {
+    clearTimeout(page.lost);
+    page.lost = null;
+    lost.hidden = true;
+  } else if (!page.lost) {
+    page.lost = setTimeout(() => { lost.textContent = live.title; lost.hidden = false; }, PATIENCE);
+  }
 }
 
 async function list() {
@@ -95,6 +104,8 @@ async function show() {
 
 function trouble(error) {
   if (error.status === undefined) console.error(error);
+  clearTimeout(page.lost); // the view itself says it
+  lost.hidden = true;
   if (error.status === 401 || error.status === 404) unwatch();
   if (error.status === 401) {
     fill(main, state(hasToken() ? "The token is wrong" : "A token is needed", "Open the address that 'rl-swarm web' has printed, or enter the token here.", tokenForm()));

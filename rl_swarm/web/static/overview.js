@@ -12,13 +12,12 @@ export async function open({ experiment, link }) {
   const parts = { top: h("div"), advice: h("div"), notes: h("div"), gossip: h("div"), rejected: h("div", { class: "rest" }), width: h("span", { class: "faint" }) };
   const charts = make();
   const control = h("select", { id: "span" }, Object.entries(SPANS).map(([value, name]) => h("option", { value, selected: Number(value) === kept.span }, name)));
-  const element = h("div", null,
-    parts.top, parts.advice,
+  parts.curves = h("div", null,
     h("p", { class: "tools" }, h("label", null, "Curves show ", control), parts.width),
     h("div", { class: "charts" }, charts.rewards.element, charts.heldOut.element, charts.own.element, charts.external.element,
       charts.age.element, charts.uninformative.element, charts.speed.element, charts.seconds.element, charts.entropy.element,
-      h("div", { class: "card chart" }, h("h2", null, "Rejected files and rollouts of peers"), parts.rejected)),
-    parts.gossip, parts.notes);
+      h("div", { class: "card chart" }, h("h2", null, "Rejected files and rollouts of peers"), parts.rejected)));
+  const element = h("div", null, parts.top, parts.advice, parts.curves, parts.gossip, parts.notes);
   let data = null;
   const draw = () => { drawCharts(charts, data); };
   control.addEventListener("change", () => { kept.span = Number(control.value); draw(); });
@@ -34,6 +33,7 @@ export async function open({ experiment, link }) {
     renew(parts.gossip, latest(data, experiment, link));
     renew(parts.notes, notes(data));
     renew(parts.rejected, rejected(data));
+    parts.curves.hidden = !rewards.mean.length;
   }
 
   await load();
@@ -70,10 +70,12 @@ function header({ round, rewards, metrics, peers }) {
 
 const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
-function advice({ metrics, round, rewards }) {
+function advice({ metrics, peers, rewards }) {
   if (!rewards.mean.length) {
-    return state("No round is finished yet", round.workers ? "The workers are at their first round: their figures appear here by themselves."
-      : "No worker has joined yet. Start one with 'rl-swarm work' or 'rl-swarm join'.");
+    const workers = peers.peers.filter((peer) => peer.role === "worker");
+    if (!workers.length) return state("No round is finished yet", "No worker has joined yet. Start one with 'rl-swarm work' or 'rl-swarm join'.");
+    return state("No round is finished yet", "Figures appear here with the first one.",
+      workers.slice(0, MOST_NAMED).map((peer) => h("p", null, `${peer.id}: ${peer.doing}${peer.since ? `, for ${ago(peer.since)}` : ""}`)));
   }
   const { share, line } = metrics.uninformative;
   return line && h("p", { class: "note bad" }, `${percent(share, 0)} of the newest own rollouts were uninformative. ${line}`);
@@ -93,7 +95,7 @@ function make() {
   };
 }
 
-function drawCharts(charts, { rewards, metrics }) {
+function drawCharts(charts, { round, rewards, metrics }) {
   drawRewards(charts.rewards, rewards);
   const { rounds, figures, held_out: held } = metrics;
   const line = (name, figure, shade, more = {}) => ({ name, values: smooth(rounds, figures[figure], kept.span), colour: colour(shade), ...more });
@@ -110,7 +112,7 @@ function drawCharts(charts, { rewards, metrics }) {
   });
   charts.own.show({ rounds, lines: [line("used", "own_used", "first", { width: 2 }), line("wanted, I", "own_wanted", "faint", { dash: [5, 4] })] });
   const shared = figures.external_wanted.some((value) => value);
-  charts.external.show({ rounds: shared ? rounds : [], empty: "J = 0: no node asks for rollouts of its peers.", lines: [line("used", "external_used", "first", { width: 2 }), line("wanted, J", "external_wanted", "faint", { dash: [5, 4] })] });
+  charts.external.show({ rounds: shared ? rounds : [], empty: round.external_wanted ? "Not measured yet." : "J = 0: no node asks for rollouts of its peers.", lines: [line("used", "external_used", "first", { width: 2 }), line("wanted, J", "external_wanted", "faint", { dash: [5, 4] })] });
   charts.age.show({ rounds, empty: "No external rollout was used yet.", lines: [line("mean age in rounds", "external_age", "second", { width: 2 })] });
   charts.uninformative.show({ rounds, share: true, lines: [line("uninformative", "uninformative", "wrong", { width: 2 })] });
   charts.speed.show({ rounds, lines: [line("tokens/s", "tokens_per_s", "first", { width: 2 })] });
