@@ -40,8 +40,8 @@ function doing({ peers, total, remarks }) {
       : h("span", { class: `doing ${peer.doing.startsWith("failed") ? "wrong" : peer.ended ? "faint" : "good"}` }, peer.doing),
     ago(peer.since), peer.round ?? NOTHING, number(peer.reward),
     peer.own_wanted ? `${peer.own_used}/${peer.own_wanted}` : NOTHING, peer.external_wanted ? `${peer.external_used}/${peer.external_wanted}` : NOTHING,
-    number(peer.external_age, 1), number(peer.seconds, 1), whole(peer.tokens_per_s), whole(peer.gave), whole(peer.got), whole(peer.tokens),
-    whole(Object.values(peer.rejected).reduce((sum, count) => sum + count, 0))]);
+    number(peer.external_age, 1), number(peer.seconds, 1), whole(peer.tokens_per_s), ...(peer.role === "worker" ? [peer.gave, peer.got, peer.tokens, Object.values(peer.rejected).reduce((sum, count) => sum + count, 0)].map(whole)
+      : Array(4).fill(NOTHING))]);
   const muted = peers.flatMap((peer) => peer.muted.map((mute) => `${peer.id} has muted ${mute.peer} until round ${mute.until}: ${mute.reason}`));
   return section(`Who is doing what (${total})`,
     table(heads, rows, { numbers: 12, label: "Nodes" }),

@@ -41,7 +41,7 @@ export async function open({ experiment, params, link }) {
   }
   await begin();
   return {
-    element: h("div", null, form, fresh, list, more),
+    element: h("div", null, form, fresh, marks(), list, more),
     refresh: async (event) => {
       if (wanted.id) return;
       if (nothing) await (newest === null ? begin() : page(null));
@@ -50,6 +50,15 @@ export async function open({ experiment, params, link }) {
       }
     },
   };
+}
+
+const MARKS = { good: "●", partly: "◐", wrong: "○" };
+const mark = (kind, title = null) => h("span", { class: kind, title }, MARKS[kind]);
+
+// What the marks of the completions mean.
+function marks() {
+  const said = { good: "right", partly: "right in part, or not in <answer>", wrong: "wrong" };
+  return h("p", { class: "readout", "aria-hidden": "true" }, Object.entries(said).map(([kind, meaning]) => h("span", null, mark(kind), ` ${meaning}`)));
 }
 
 function filters(wanted, workers, tasks, experiment, link) {
@@ -77,7 +86,7 @@ function none(wanted, next) {
 
 function shown(rollout, wholly, experiment, link) {
   const details = h("details", { class: "card rollout", open: wholly });
-  const rewards = rollout.completions.map((each) => h("span", { class: `dot ${shade(each.verdict)}`, title: number(each.reward, 2) }, each.verdict === "right" ? "●" : each.verdict === "wrong" ? "○" : "◐"));
+  const rewards = rollout.completions.map((each) => mark(shade(each.verdict), number(each.reward, 2)));
   details.append(h("summary", null,
     h("span", { class: "asked" }, rollout.prompt.slice(0, 160)),
     h("span", { class: "faint" }, `${rollout.name} · ${rollout.node} · round ${rollout.round} · ${rollout.task} · mean reward ${number(rollout.reward, 2)}${rollout.informative ? "" : " · uninformative"} `),
