@@ -1,7 +1,7 @@
-"""Write the record of each round to trackers as well: TensorBoard, trackio, Weights & Biases. The journals stay the record.
+"""Copy the record of each round to trackers: TensorBoard, trackio, Weights & Biases. The journals stay the source of truth.
 
-Everything goes below `trackers/` in RL_SWARM_HOME, and nothing leaves the machine unless the tracker's own variables ask for it. A
-tracker that fails is reported and left out; the run goes on.
+Everything goes below `trackers/` in RL_SWARM_HOME; nothing leaves the machine unless the tracker's own variables ask for it. A
+tracker that fails is reported and dropped; the run goes on.
 """
 
 import os
@@ -118,6 +118,6 @@ class Trackers:
     def _attempt(self, name: str, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # a library that others wrote, with failures of its own: a run must not end by it
+        except Exception as error:  # a third-party library can fail in any way, and must not end the run
             self._names = [each for each in self._names if each != name]
             self.say(f"{name} gets no more figures ({type(error).__name__}: {error}): the journals have them")

@@ -1,4 +1,4 @@
-"""Encode answers once for all who ask: the same question about the same version of a run is answered from memory."""
+"""Cache encoded responses, so that many viewers of one version of a run cost one encoding."""
 
 import hashlib
 import threading
@@ -17,16 +17,16 @@ Question = tuple[str, bytes]  # path and query, as they were sent
 
 
 class Answers:
-    """The newest answer to each question."""
+    """The newest response to each of the latest requests."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Question, tuple[Any, str, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def answer(self, request: Request, version: Any, make: Callable[[], Any]) -> Response:
-        """Return the document as JSON, or 304 if the caller has it already.
+        """Return the document as JSON, or 304 if the client has it already.
 
-        `version` changes whenever the document may; with None it is made each time.
+        `version` must change whenever the document may change. With None the document is made for every request.
         """
         question = (request.scope["path"], request.scope["query_string"])
         with self._lock:

@@ -1,4 +1,4 @@
-"""The web API and the page, on the runs of one store. Only reads."""
+"""The web API and the page for the runs of one store. Read-only."""
 
 import asyncio
 import time
@@ -29,10 +29,10 @@ from rl_swarm.web.guard import Guard
 from rl_swarm.web.runs import Runs
 
 STATIC = Path(__file__).parent / "static"
-STREAM_SECONDS = 0.25  # between two looks of a stream at the version of its run
-SILENCE_SECONDS = 15.0  # after which a stream says that it is alive
+STREAM_SECONDS = 0.25  # how often a stream checks the version of its run
+SILENCE_SECONDS = 15.0  # after which a stream sends a sign of life
 MOST_STREAMS = 512
-FRESH_SECONDS = 5.0  # for which figures that depend on the time count as new
+FRESH_SECONDS = 5.0  # how long a response that depends on the time is cached
 
 Name = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 Experiment = Annotated[
@@ -48,7 +48,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     409: {"model": say.Problem, "description": "the experiment is not the founder's"},
     503: {"model": say.Problem, "description": "the store does not answer, or there are too many viewers"},
 }
-# The same for answers that are no JSON themselves.
+# The same for endpoints whose own response is not JSON.
 PLAIN_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": each["description"],
@@ -59,7 +59,7 @@ PLAIN_PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(runs: Runs, token: str | None = None) -> FastAPI:
-    """Make the application. With a token every question needs it; `guard.py` says what holds without one."""
+    """Make the application. With a token, every request for data needs it; see `guard.py` for what applies without one."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -97,7 +97,7 @@ def _problem(status: int) -> Callable[[Request, Exception], Response]:
 
 
 def _fresh(index: RunIndex) -> tuple[Any, ...]:
-    """The version of answers that also depend on the time."""
+    """Return the version of a response that also depends on the time."""
     return *index.mark, int(time.time() / FRESH_SECONDS)
 
 

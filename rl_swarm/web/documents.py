@@ -1,4 +1,4 @@
-"""The answers of the web API, as data. Texts of strangers are in a form that is safe to show."""
+"""The response bodies of the web API. Text from strangers is already made safe to show."""
 
 from dataclasses import dataclass
 

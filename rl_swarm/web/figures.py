@@ -1,4 +1,4 @@
-"""The newest figures of a run for monitoring: the same numbers for Prometheus and for OpenTelemetry."""
+"""The newest figures of a run for monitoring; Prometheus and OpenTelemetry get the same numbers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

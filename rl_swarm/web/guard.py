@@ -1,4 +1,4 @@
-"""Who may ask: with a token whoever has it, without one only browsers on this machine. Adds the headers of every answer."""
+"""Decide who may use the server: anyone with the token or, without one, this machine only. Adds the security headers."""
 
 import hmac
 from ipaddress import ip_address
@@ -19,7 +19,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-OPEN = ("/api/healthz",)  # without a token; the page itself holds nothing
+OPEN = ("/api/healthz",)  # needs no token; nor do the page and its files, which contain no data
 
 
 def is_loopback(host: str) -> bool:
@@ -33,10 +33,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Look at every request first, and add the headers to every answer.
+    """Check every request before the application sees it, and add the security headers to every response.
 
-    Without a token only loopback is served, and the Host must be this machine: a page elsewhere whose name was pointed at
-    127.0.0.1 sends its own name.
+    Without a token the server listens on loopback only, and the Host header must name this machine. That stops DNS rebinding: a
+    foreign page whose name resolves to 127.0.0.1 sends its own name.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -54,15 +54,16 @@ class Guard:
 
 
 def refused(request: Request, token: str | None) -> Response | None:
-    if request.method not in ("GET", "HEAD"):
-        return JSONResponse({"detail": "this server only shows runs: use GET"}, 405, {"Allow": "GET, HEAD"})
+    """Return the response that refuses a request; None if it may pass."""
+    if request.method != "GET":
+        return JSONResponse({"detail": "this server only shows runs: use GET"}, 405, {"Allow": "GET"})
     if token is None:
         try:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
         except ValueError:
             host = ""
         return None if is_loopback(host) else JSONResponse({"detail": "open it as http://127.0.0.1, or set a token"}, 421)
-    path = request.scope["path"]  # not request.url, which is put together from the Host that the asker chose
+    path = request.scope["path"]  # not request.url: older Starlette builds it from the Host header, which the client chooses
     if path in OPEN or not (path.startswith("/api/") or path == "/metrics"):
         return None
     scheme, _, given = request.headers.get("authorization", "").partition(" ")

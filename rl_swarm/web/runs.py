@@ -1,6 +1,6 @@
-"""The runs of one store, followed for all viewers together.
+"""Follow the runs of one store, once for all viewers.
 
-One thread looks again and again at the runs that somebody watches. Memory is bounded: of many runs the least watched are dropped.
+One thread polls the runs that somebody watches. Memory is bounded: the least recently watched runs are dropped.
 """
 
 import threading
@@ -17,17 +17,17 @@ from rl_swarm.swarm.layout import Layout
 from rl_swarm.web import documents as say
 from rl_swarm.web.views import safe
 
-LOOK_SECONDS = 0.5  # between two looks at the runs that are watched
-READ_ON_SECONDS = 0.02  # the same while there is more to read; viewers get their turn
-WATCHED_SECONDS = 30.0  # after the last request a run counts as watched
-MOST_RUNS = 12  # that are kept up to date
+LOOK_SECONDS = 0.5  # between two looks at the watched runs
+READ_ON_SECONDS = 0.02  # the same while a journal has more to read; gives viewers their turn
+WATCHED_SECONDS = 30.0  # how long a run counts as watched after its last request
+MOST_RUNS = 12  # that are kept in memory
 MOST_EXPERIMENTS = 200  # in the list
-LIST_SECONDS = 5.0  # for which a line of the list, and the list itself, counts as new
-LIST_BUDGET = 0.5  # seconds that an answer spends on looking at experiments
+LIST_SECONDS = 5.0  # how long the list, and each line of it, is cached
+LIST_BUDGET = 0.5  # seconds that one response may spend on looking at experiments
 
 
 class Runs:
-    """Give the index of a run by its name. `default` is the experiment of those who name none."""
+    """Find the index of a run by its name. `default` is used for requests that name none."""
 
     def __init__(self, store: Store, default: str | None = None, founder: str | None = None) -> None:
         self.store = store
@@ -55,7 +55,7 @@ class Runs:
 
     @property
     def default(self) -> str | None:
-        """The named experiment, or else the one with the newest round, as far as they were looked at."""
+        """The experiment that the server was started with, or else the one with the newest known round."""
         names = self.names()
         if self._default or not names:
             return self._default
@@ -86,7 +86,7 @@ class Runs:
         return known
 
     def watch(self, index: RunIndex) -> bool:
-        """Keep a run up to date for somebody who has asked for it before; return False if it was dropped since."""
+        """Keep a run up to date for a viewer who holds its index; return False if the run was dropped meanwhile."""
         name = index.layout.experiment_name
         with self._lock:
             if self._indexes.get(name) is not index:
@@ -112,7 +112,7 @@ class Runs:
                 raise
 
     def _read_ahead(self) -> None:
-        """Read what the first viewer will ask for: the default run, and on a local disk the others, too."""
+        """Read what the first viewer will want: the default run and, on a local disk, the others."""
         with suppress(NotFound, StoreAway):
             others = self.names()[: MOST_RUNS - 1] if self.store.hang_seconds is None else []
             for name in [self.default, *others]:
@@ -123,7 +123,7 @@ class Runs:
                             index.look()
 
     def _follow(self) -> None:
-        """Look again and again; spend at most a quarter of the time on it, once all journals are read."""
+        """Poll the watched runs; once all journals are read, spend at most a quarter of the time on it."""
         self._read_ahead()
         pause = LOOK_SECONDS
         while not self._closing.wait(pause):
@@ -135,7 +135,7 @@ class Runs:
             pause = READ_ON_SECONDS if behind else max(LOOK_SECONDS, 3 * (time.monotonic() - began))
 
     def listing(self, now: float) -> say.Experiments:
-        """All experiments in a few figures each. A long list is looked at little by little."""
+        """Return a few figures of each experiment. A long list is read little by little, the oldest lines first."""
         with self._listing:
             names = self.names()
             shown = names[:MOST_EXPERIMENTS]

@@ -19,7 +19,7 @@ LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the page is. With a token that was made up here, the link holds it, after a '#', which browsers never send."""
+    """Where the page is served. The link holds a generated token, after a '#', which browsers never send, but not WEB_TOKEN."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ def require_libraries() -> None:
 
 
 def choose_address(host: str, port: int | None, token: str | None) -> Address:
-    """Take the usual port, or a free one near it if no port is named. Whoever listens for others has a token."""
+    """Choose the usual port, or a free one near it, unless one is given. Generate a token if others can connect and none is set."""
     from rl_swarm.web.guard import is_loopback
 
     made_up = token is None and not is_loopback(host)
@@ -70,7 +70,7 @@ def serve(store_url: str, experiment: str | None, founder: str | None, address: 
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            runs.close()  # ends the streams, for which a stop would wait
+            runs.close()  # ends the streams: the shutdown would wait for them
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(

@@ -1,6 +1,6 @@
-"""Send the figures of the watched runs to an OpenTelemetry collector, as the usual OTEL_… variables say.
+"""Send the figures of the watched runs to an OpenTelemetry collector, configured by the usual OTEL_… variables.
 
-FastAPI itself adds a span and a duration for every request, once there are providers for them.
+FastAPI itself records a span and a duration for every request once providers are set.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ ENDPOINTS = {
 
 
 def export(runs: Runs, environment: Mapping[str, str]) -> None:
-    """Begin to send what there is an endpoint for. The libraries read endpoint, headers, interval and resource by themselves."""
+    """Start the exporters that have an endpoint. The libraries read endpoint, headers, interval and resource themselves."""
     wanted = {kind: any(environment.get(name) for name in names) for kind, names in ENDPOINTS.items()}
     if not any(wanted.values()):
         return
@@ -73,7 +73,7 @@ def _figures(runs: Runs, resource: Any) -> Any:
 
 
 def newest(runs: Runs) -> list[Figure]:
-    """The figures of the server's own experiment and of those that somebody watches; none while the store is away."""
+    """Return the figures of the server's own experiment and of watched ones; none while the store is away."""
     with suppress(NotFound, ConfigError, StoreAway):
         runs.index(None).look()
     found: list[Figure] = []

@@ -1,4 +1,4 @@
-"""Make the answers of the web API from a run's index. Reads no file but the rollouts that are asked for."""
+"""Build the response bodies of the web API from a run's index. The only files read here are requested rollouts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ NOTHING = NodeLedger()
 
 
 def safe(text: str, most: int = 200) -> str:
-    """One line of a stranger, safe to show."""
+    """Make a stranger's text one line that is safe to show."""
     return visible(one_line(text, most))
 
 
@@ -137,7 +137,7 @@ def leaderboard(index: RunIndex, order: str, offset: int, limit: int) -> say.Lea
 
 
 def leaderboard_cumulative(index: RunIndex, offset: int, limit: int) -> say.CumulativeLeaderboard:
-    """The sum of a node's rewards so far, round by round."""
+    """Sum each node's rewards up to each round."""
     ranked, found = _ranked(index, "total"), []
     for leader in ranked[offset : offset + limit]:
         total, points = 0.0, list[say.Point]()
@@ -149,7 +149,7 @@ def leaderboard_cumulative(index: RunIndex, offset: int, limit: int) -> say.Cumu
 
 
 def rewards_history(index: RunIndex) -> say.RewardsHistory:
-    """Own rewards of each worker, and of all. The newest stretch joins when as many nodes have done it as the one before."""
+    """Return own rewards of each worker, and of all; the newest stretch once as many nodes have done it as the one before."""
     ledger, half = index.ledger, (index.ledger.width - 1) / 2
     curves, all_of = [], dict[int, list[float]]()
     for name in index.workers:
@@ -240,7 +240,7 @@ def gossip(index: RunIndex, limit: int) -> say.Gossips:
 
 
 def rollouts(index: RunIndex, wanted: Wanted, start: Place | None, limit: int) -> say.Rollouts:
-    """A page of rollouts. The store is read without holding the lock."""
+    """Return a page of rollouts. Reads the store without holding the lock."""
     with index.reading():
         newest, nodes = index.ledger.newest, [wanted.node_id] if wanted.node_id else index.workers
         tasks = sorted({task for node in index.moment.nodes if node.last for task in node.last.reward_by_task})

@@ -67,7 +67,7 @@ def test_every_answer_forbids_inline_scripts_and_foreign_sources(client: TestCli
         assert headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD"])
 def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
     assert client.request(method, "/api/peers").status_code == 405
 
