@@ -288,7 +288,7 @@ def _event(index: RunIndex) -> bytes:
         "version": index.version,
         "round": moment.round,
         "rounds_done": moment.rounds_done,
-        "status": views.safe(moment.status),
+        "status": views.status_of(moment, time.time()),
         "trouble": views.safe(index.trouble, 300),
     }
     return b"event: change\ndata: " + msgspec.json.encode(data) + b"\n\n"

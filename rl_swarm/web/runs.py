@@ -15,7 +15,7 @@ from rl_swarm.store import Store
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.web import documents as say
-from rl_swarm.web.views import safe
+from rl_swarm.web.views import safe, status_of
 
 LOOK_SECONDS = 0.5  # between two looks at the watched runs
 READ_ON_SECONDS = 0.02  # the same while a journal has more to read; gives viewers their turn
@@ -166,10 +166,9 @@ def line_of(moment: Moment, now: float) -> say.ExperimentLine:
     workers = [node for node in moment.nodes if node.role == "worker"]
     rewards = [node.reward for node in workers if node.reward is not None]
     last = next((node.last for node in workers if node.last), None)
-    silent = moment.status == "running" and workers and all(node.silent_seconds(now) is not None for node in workers)
     return say.ExperimentLine(
         name=moment.experiment,
-        status="silent" if silent else safe(moment.status),
+        status=status_of(moment, now),
         rounds_done=moment.rounds_done,
         max_rounds=moment.max_rounds,
         workers=len(workers),

@@ -9,7 +9,7 @@ from rl_swarm.rollout import Rollout
 from rl_swarm.runs.advice import FRUITLESS_ROLLOUTS, remedy
 from rl_swarm.runs.browsing import Place, Wanted, advantages, bounded_rewards, mean_reward, page_of
 from rl_swarm.runs.examples import completions_of
-from rl_swarm.runs.following import MEAN_ROUNDS, NodeMoment
+from rl_swarm.runs.following import MEAN_ROUNDS, Moment, NodeMoment
 from rl_swarm.runs.index import RunIndex
 from rl_swarm.runs.ledger import Ledger, NodeLedger
 from rl_swarm.runs.measures import interval
@@ -33,13 +33,20 @@ def safe(text: str, most: int = 200) -> str:
     return visible(one_line(text, most))
 
 
+def status_of(moment: Moment, now: float) -> str:
+    """Return the status of a run; "silent" if it should be running and no worker has given a sign of life for long."""
+    workers = [node for node in moment.nodes if node.role == "worker"]
+    silent = moment.status == "running" and workers and all(node.silent_seconds(now) is not None for node in workers)
+    return "silent" if silent else safe(moment.status)
+
+
 def round_and_stage(index: RunIndex, now: float) -> say.RoundAndStage:
     moment, settings = index.moment, index.following.settings
     last = [node.last for node in moment.nodes if node.last]
     return say.RoundAndStage(
         experiment=moment.experiment,
         version=index.version,
-        status=safe(moment.status),
+        status=status_of(moment, now),
         round=moment.round,
         stage=max((row.stage for row in last), default=0),
         rounds_done=moment.rounds_done,

@@ -37,6 +37,7 @@ def test_the_overview_says_where_the_run_stands(client: TestClient, run: LongRun
     assert (line["name"], line["rounds_done"], line["workers"], line["status"]) == ("first", 12, 3, "silent")
     found = ask(client, "round_and_stage")
     assert (found["rounds_done"], found["max_rounds"], found["workers"], found["model"]) == (12, 22, 3, "nano")
+    assert found["status"] == "silent", "its last round is years ago"
     assert (found["own_wanted"], found["external_wanted"], found["reading"], found["trouble"]) == (4, 4, False, "")
     assert found["pace"] == pytest.approx(2.0)
 

@@ -51,8 +51,7 @@ function header({ round, rewards, metrics, peers }) {
   const bar = h("progress", { max: 1, value: done, "aria-label": "rounds done" });
   const work = peers.peers.filter((peer) => peer.role === "worker");
   const silent = work.filter((peer) => peer.silent_seconds !== null).length;
-  const left = round.status !== "running" ? round.status : silent && silent === work.length ? "silent"
-    : round.seconds_left !== null ? `${duration(round.seconds_left)} left` : round.status;
+  const left = round.status === "running" && round.seconds_left !== null ? `${duration(round.seconds_left)} left` : round.status;
   return [
     h("p", { class: "facts" }, [round.model, round.own_wanted !== null ? `${round.own_wanted} own and ${round.external_wanted} external rollouts a round (I, J), ${round.group_size} completions each (G)` : null,
       counted(round.workers, "worker") + (silent ? `, ${silent} silent` : ""), round.pace !== null ? `${number(round.pace, 1)} s a round` : null,
