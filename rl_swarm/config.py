@@ -278,7 +278,7 @@ class Config:
         "WEB_TOKEN",
         None,
         token,
-        "token that viewers of 'rl-swarm web' need; made up if others than this machine may view",
+        "token that 'rl-swarm web' requires; generated if other machines can connect",
         secret=True,
     )
     track: str | None = setting(

@@ -92,14 +92,12 @@ def report(name: str | None, output: Path | None, no_model: bool, as_csv: bool, 
 
 
 @command(settings=("store", "experiment"), example="rl-swarm web --gdrive-path ./rl-swarm-data")
-@click.option(
-    "--host", type=Checked(configuration.text), default=HOST, help="where to listen; beyond this machine a token is needed"
-)
+@click.option("--host", type=Checked(configuration.text), default=HOST, help="address to listen on; other machines need a token")
 @click.option("--port", type=whole(0, 65535), help=f"[{PORT}, or the next free one]")
 def web(host: str, port: int | None, **flags: str | None) -> None:
     """Show runs on a live page, with an API.
 
-    Shows every experiment in a store, and changes nothing there. Ctrl-C ends it. WEB_TOKEN sets the token.
+    Shows every experiment in a store and changes nothing there. Ctrl-C stops it. WEB_TOKEN sets the token.
     """
     require_libraries()
     loaded = load_settings(flags)

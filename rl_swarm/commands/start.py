@@ -28,7 +28,7 @@ correct_option = click.option(
 )
 
 
-web_option = click.option("--web", is_flag=True, help="show the run on a live page, too")
+web_option = click.option("--web", is_flag=True, help="also show the run on a live page")
 
 
 @command(settings=("experiment", *SHARING), example="rl-swarm demo --workers 2 --max-rounds 30")
