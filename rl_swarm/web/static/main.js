@@ -12,6 +12,7 @@ import * as rollouts from "./rollouts.js";
 const VIEWS = { overview, nodes, rollouts, compare, experiments };
 const TITLES = { overview: "Overview", nodes: "Nodes", rollouts: "Rollouts", compare: "Compare", experiments: "Experiments" };
 const REFRESH = 1000; // milliseconds between two refreshes at least
+const RETRY = 5000;
 const LOOK_AROUND = 10000;
 const PATIENCE = 2000; // without a connection, before the page says so in full
 
@@ -113,7 +114,7 @@ function trouble(error) {
   }
   const title = error.status === 404 ? "Not found" : "This cannot be shown now";
   fill(main, state(title, error.message || String(error), h("p", null, h("button", { type: "button", onclick: show }, "Try again"))));
-  if (error.status !== 404) page.timer = setTimeout(show, 5000);
+  if (error.status !== 404) page.timer = setTimeout(show, RETRY);
 }
 
 function tokenForm() {
@@ -169,8 +170,8 @@ async function refresh() {
   if (!view || !view.refresh) return;
   try {
     await view.refresh(page.event);
-  } catch (error) {
-    if (turn === page.turn) say("reconnecting");
+  } catch {
+    if (turn === page.turn && !page.timer) page.timer = setTimeout(refresh, RETRY); // the stream says whether the server answers
   }
 }
 
