@@ -32,6 +32,12 @@ export function smooth(rounds, values, span) {
   });
 }
 
+// The mean reward of the first 3 and of the last 10 rounds, as in the report; of a long run, of the stretches that hold them.
+export function firstAndLast({ mean, width }) {
+  const average = (points) => (points.length ? points.reduce((sum, each) => sum + each.mean, 0) / points.length : null);
+  return [average(mean.slice(0, Math.ceil(3 / width))), average(mean.slice(-Math.ceil(10 / width)))];
+}
+
 // Curves of points [round, value] on one axis of rounds.
 export function joined(curves) {
   const rounds = [...new Set(curves.flatMap((points) => points.map((point) => point[0])))].sort((one, other) => one - other);

@@ -1,7 +1,7 @@
 // Several experiments on one axis, such as the splits of the paper's table.
 
 import { ask } from "./api.js";
-import { Chart, joined, nodeColour, smooth } from "./charts.js";
+import { Chart, firstAndLast, joined, nodeColour, smooth } from "./charts.js";
 import { fill, h, NOTHING, number, percent, renew, section, state, table, whole } from "./dom.js";
 
 const MOST = 8;
@@ -107,16 +107,13 @@ function sumsOf(run) {
   return run.history.mean.map((each) => [each.round, (sum += each.mean * weight(run, each.round))]);
 }
 
-const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
-
 function compared(runs) {
   const rows = runs.map((run) => {
     const { name, round, history, metrics } = run;
-    const means = history.mean.map((each) => each.mean);
+    const [first, last] = firstAndLast(history);
     const held = metrics.held_out;
     const tokens = metrics.figures.tokens.reduce((sum, value, place) => sum + (value || 0) * weight(run, metrics.rounds[place]), 0);
-    return [name, `${round.own_wanted ?? NOTHING}/${round.external_wanted ?? NOTHING}`, round.status, whole(round.workers), whole(round.rounds_done), number(average(means.slice(0, Math.ceil(3 / history.width)))),
-      number(average(means.slice(-Math.ceil(10 / history.width)))), number(sumsOf(run).at(-1)?.[1], 1),
+    return [name, `${round.own_wanted ?? NOTHING}/${round.external_wanted ?? NOTHING}`, round.status, whole(round.workers), whole(round.rounds_done), number(first), number(last), number(sumsOf(run).at(-1)?.[1], 1),
       held.length ? percent(held[0].held_out) : NOTHING, held.length ? percent(held.at(-1).held_out) : NOTHING, held.length ? percent(held.at(-1).in_form) : NOTHING, whole(tokens)];
   });
   return section("Figures", table(["experiment", "I/J", "status", "workers", "rounds", "first reward", "last reward", "sum a node", "held-out before", "held-out now", "in the form", "tokens a node"], rows, { numbers: 9, label: "Compared figures" }),

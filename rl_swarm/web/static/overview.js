@@ -1,7 +1,7 @@
 // One run at a glance: is it learning, from what, and how fast.
 
 import { ask } from "./api.js";
-import { Chart, colour, joined, nodeColour, smooth } from "./charts.js";
+import { Chart, colour, firstAndLast, joined, nodeColour, smooth } from "./charts.js";
 import { ago, counted, duration, h, NOTHING, number, percent, renew, section, state, table, tile, whole } from "./dom.js";
 
 const SPANS = { 1: "each round", 5: "mean of 5 rounds", 20: "mean of 20 rounds", 100: "mean of 100 rounds" };
@@ -42,8 +42,7 @@ export async function open({ experiment, link }) {
 
 function header({ round, rewards, metrics, peers }) {
   const mean = rewards.mean;
-  const first = average(mean.slice(0, 3).map((each) => each.mean));
-  const last = average(mean.slice(-5).map((each) => each.mean));
+  const [first, last] = firstAndLast(rewards);
   const grown = first && last ? `${number(last / first, 1)} times` : "";
   const held = metrics.held_out;
   const change = (name) => (held.length > 1 ? `${percent(held[0][name])} → ${percent(held.at(-1)[name])}` : held.length ? percent(held[0][name]) : NOTHING);
@@ -60,14 +59,12 @@ function header({ round, rewards, metrics, peers }) {
     round.reading && h("p", { class: "note" }, "Still reading the journals of this run: the figures are growing."),
     h("div", { class: "tiles" },
       tile(`rounds, ${left}`, round.max_rounds ? `${whole(round.rounds_done)} of ${whole(round.max_rounds)}` : whole(round.rounds_done), "", bar),
-      tile("reward of own completions", mean.length > 3 ? `${number(first)} → ${number(last)}` : number(last), grown ? `${grown}, first rounds to last` : "mean of the workers"),
+      tile("reward of own completions", mean.length > 3 ? `${number(first)} → ${number(last)}` : number(last), grown ? `${grown}, first 3 rounds to last 10` : "mean of the workers"),
       tile("held-out, as the verifier reads", change("held_out"), held.length ? `${held.at(-1).questions} questions, ${percent(held.at(-1).low, 0)} to ${percent(held.at(-1).high, 0)}` : "measured every EVAL_INTERVAL rounds"),
       tile("held-out, in the form", change("in_form"), "made to begin with <answer>"),
       tile("held-out, in any form", change("style_blind"), "right, however it is written")),
   ];
 }
-
-const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function advice({ metrics, peers, rewards }) {
   if (!rewards.mean.length) {
