@@ -22,6 +22,7 @@ POLL_SECONDS = 0.3
 LAST_LINES = 12  # of a command that failed
 COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS")  # which a kernel sets: commands would draw as on a terminal
 COLUMNS = "100"
+CARD = "RL Swarm"  # begins the card of a run
 
 
 class CommandFailed(SwarmError):
@@ -33,9 +34,9 @@ def configure(*settings: Mapping[str, object]) -> None:
     merged = {name: str(value) for each in settings for name, value in each.items()}
     os.environ.update(merged)
     meanings = {setting.variable: setting.meaning for setting in SETTINGS.values()}
-    width = max(map(len, merged), default=0)
+    names, values = (max(map(len, words), default=0) for words in (merged, merged.values()))
     for name, value in merged.items():
-        print(f"{name:{width}} = {value:10} {meanings.get(name, '')}".rstrip())
+        print(f"{name:{names}} = {value:{values}}  {meanings.get(name, '')}".rstrip())
 
 
 def run_with_live_output(command: Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None) -> int:
@@ -97,9 +98,13 @@ def run_shown(*arguments: str) -> None:
 
 
 def _closing(said: Sequence[str]) -> Sequence[str]:
-    """What a command says at its end, without the progress that the live view has shown."""
-    ends = [place for place, line in enumerate(said) if line.startswith("swarm ")]
-    return said[ends[-1] :] if ends else said[-LAST_LINES:]
+    """Return the outcome and the card of a swarm, without its progress and the steps of the report; of others the last lines."""
+    outcomes = [place for place, line in enumerate(said) if line.startswith("swarm ")]
+    if not outcomes:
+        return said[-LAST_LINES:]
+    outcome, *rest = said[outcomes[-1] :]
+    cards = [place for place, line in enumerate(rest) if line.startswith(f"{CARD} ")]
+    return [outcome, "", *rest[cards[0] :]] if cards else [outcome, *rest]
 
 
 def _environment() -> dict[str, str]:

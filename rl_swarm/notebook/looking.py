@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 
 from rl_swarm.config import Config, load
-from rl_swarm.reproduce.analysis import PAPERS_CUMULATIVE, PAPERS_GAIN, Analysis, ArmResult, analyse, sentences
-from rl_swarm.reproduce.elsewhere import read_experiments
+from rl_swarm.reproduce.analysis import PAPERS_CUMULATIVE, PAPERS_GAIN, Analysis, ArmResult, analyse
+from rl_swarm.reproduce.elsewhere import read_experiments, usual_best
 from rl_swarm.runs import progress
 from rl_swarm.runs.following import Following, look_once
 from rl_swarm.runs.summary import summarise
@@ -54,14 +54,14 @@ def watch(experiment: str | None = None) -> None:
 
 
 def records(experiment: str | None = None) -> "pandas.DataFrame":
-    """A row for each node and round, with every figure of the record."""
+    """A row for each round and node, with every figure of the record."""
     import pandas
 
     config = _configured(experiment)
     store, layout = open_store(config.store_url, writable=False), Layout(config.experiment_name)
     nodes = look_once(store, layout, config.founder).nodes
-    rows = [msgspec.to_builtins(row) for node in nodes for row in progress.records(store, layout, node.node_id)]
-    return pandas.DataFrame(rows)
+    rows = [row for node in nodes for row in progress.records(store, layout, node.node_id)]
+    return pandas.DataFrame([msgspec.to_builtins(row) for row in sorted(rows, key=lambda row: (row.round, row.node_id))])
 
 
 def show_report(experiment: str | None = None) -> None:
@@ -78,15 +78,15 @@ def show_picture(png: bytes) -> None:
 
 
 def compare(experiments: Sequence[str]) -> "pandas.DataFrame":
-    """Compare runs that differ in I and J with the one that does not share, and say what the test allows.
+    """Return a table of runs that differ in I and J, each against the one that does not share, with the p of its test.
 
     The paper's figures stand beside ours, in columns that say so; its models and tasks are others.
     """
     import pandas
 
-    found = _analysed(experiments)
-    for sentence in sentences(found):
-        print(f"- {sentence}")
+    found, remarks = _analysed(experiments)
+    for remark in remarks:
+        print(remark)
     against = {each.arm: each for each in found.comparisons}
     rows = [
         {
@@ -106,21 +106,18 @@ def compare(experiments: Sequence[str]) -> "pandas.DataFrame":
 
 def show_curves(experiments: Sequence[str]) -> None:
     """Draw the own reward of each run round by round, smoothed over the paper's 100 rounds, and summed up."""
-    arms = _analysed(experiments).arms
+    arms = _analysed(experiments)[0].arms
     kinds = {"Own reward": _raw, f"Smoothed over {PAPERS_WINDOW} rounds": _smoothed, "Cumulative own reward": _summed}
     panels = [Panel(partial(_draw, arms=arms, title=title, curve=curve), title) for title, curve in kinds.items()]
     rounds = len(arms[0].mean_curve("own"))
     show_picture(sheet("Reward by split", f"{len(experiments)} runs of {rounds} rounds", [panels[:2], panels[2:]]))
 
 
-def _analysed(experiments: Sequence[str]) -> Analysis:
+def _analysed(experiments: Sequence[str]) -> tuple[Analysis, list[str]]:
+    """The runs side by side, and lines that say who signed their figures, and who was left out."""
     config = _configured(None)
     results, remarks = read_experiments(open_store(config.store_url, writable=False), experiments, config.founder)
-    for remark in remarks:
-        print(remark)
-    sharing = [result.cell.arm for result in results if result.cell.arm.split.external]
-    best = max(sharing, key=lambda arm: arm.split.own) if sharing else results[0].cell.arm
-    return analyse(results, best.name)
+    return analyse(results, usual_best(results)), remarks
 
 
 def _raw(values: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ from rl_swarm.config import SETTINGS, Config, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import plan
 from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
-from rl_swarm.reproduce.elsewhere import read_experiments
+from rl_swarm.reproduce.elsewhere import read_experiments, usual_best
 from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Preset, parse_splits
 from rl_swarm.reproduce.results import CellResult
 from rl_swarm.reproduce.schedule import Schedule
@@ -164,13 +164,11 @@ def analyze(config: Config, names: list[str], best: str | None, output: Path, co
     for remark in remarks:
         _say(console, remark)
     cells = [result.cell for result in results]
-    sharing = [cell.arm for cell in cells if cell.arm.split.external]
-    best = best or (max(sharing, key=lambda arm: arm.split.own) if sharing else cells[0].arm).name
     common = dict(set.intersection(*(set(cell.settings.items()) for cell in cells)))
     versions = dict(set.intersection(*(set(cell.versions.items()) for cell in cells)))
     about = f"{len(cells)} experiments, read from their own files up to round {cells[0].rounds}, the last that all have."
     rule = "these runs were done elsewhere, and nothing was fixed by this command"
-    _report(analyse(results, best), output, Provenance(about, command, rule, common, versions), console)
+    _report(analyse(results, best or usual_best(results)), output, Provenance(about, command, rule, common, versions), console)
 
 
 def _report(analysis: Analysis, output: Path, provenance: Provenance, console: Console) -> None:

@@ -33,13 +33,21 @@ def read_experiments(store: Store, names: Sequence[str], founder: str | None = N
     Runs of one arm are numbered in the order of their names: that is how they are paired. Raises ConfigError for an experiment
     without rounds to compare, and for one that `founder`, if given, has not signed.
     """
-    results, lines, runs = list[CellResult](), list[str](), Counter[str]()
+    results, said, runs = list[CellResult](), dict[str, list[str]](), Counter[str]()
     for name in names:
         result, remarks = _read(store, Layout(name), founder)
         runs[result.cell.arm.name] += 1
         results.append(replace(result, cell=replace(result.cell, seed=runs[result.cell.arm.name])))
-        lines += [f"{name}: {remark}" for remark in remarks]
+        for remark in remarks:
+            said.setdefault(remark, []).append(name)
+    lines = [f"{', '.join(of)}: {remark}" for remark, of in said.items()]
     return [_cut(result, min(each.cell.rounds for each in results)) for result in results], lines
+
+
+def usual_best(results: Sequence[CellResult]) -> str:
+    """The arm to test first where nobody named one: the sharing one with the most own rollouts."""
+    sharing = [result.cell.arm for result in results if result.cell.arm.split.external]
+    return (max(sharing, key=lambda arm: arm.split.own) if sharing else results[0].cell.arm).name
 
 
 def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult, list[str]]:

@@ -70,6 +70,7 @@ def test_text_of_strangers_stays_text_in_a_cell() -> None:
 def test_records_are_a_frame_with_a_row_for_each_node_and_round() -> None:
     frame = notebook.records()
     assert len(frame) == 3 * 16 and set(frame["node_id"]) == {"w1", "w2", "w3"}
+    assert list(frame["node_id"][-3:]) == ["w1", "w2", "w3"] and set(frame["round"][-3:]) == {15}
     assert {"reward", "external_used", "tokens_per_s"} <= set(frame.columns)
 
 
@@ -86,4 +87,4 @@ def test_runs_are_compared_with_the_measured_one_and_the_papers_figures_are_mark
     table = notebook.compare([LAYOUT.experiment_name])
     assert display.places[0].data.startswith(b"\x89PNG")
     assert list(table["runs"]) == [1] and "the paper's gain" in table.columns
-    assert "no run without sharing" in capsys.readouterr().out
+    assert "no worker's figures are signed" in capsys.readouterr().out
