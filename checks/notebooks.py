@@ -8,6 +8,7 @@ folder, as a user would run them: the monitoring and the analysis show the runs 
 """
 
 import argparse
+import asyncio
 import os
 import re
 import sys
@@ -24,8 +25,11 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parents[1] / "notebooks"
 CELL_SECONDS = 3600
 RUN = ("settings", "checks", "train", "results", "keep")  # parts of a notebook that trains
-TWO_MINUTES = "about two minutes on two cores with nano; on a GPU the live view tells the time left after a few rounds."
-ROUNDS, FEW_ROUNDS = ({"CPU": rounds, "T4": 200, "A100": 2000} for rounds in (40, 20))
+MINUTES = (
+    "a few minutes on two cores with nano, as in the outputs below. It was not run on a GPU: there the live view tells the time "
+    "left after a few rounds."
+)
+ROUNDS, FEW_ROUNDS = ({"CPU": rounds, "T4": 200, "A100": 2000} for rounds in (60, 20))
 _QWEN = '{{"MODEL_NAME": "Gensyn/Qwen2.5-0.5B-Instruct", "DTYPE": "{}", "LORA_RANK": {}, "LEARNING_RATE": "1e-4"}}'
 _GPT2 = '{"MODEL_NAME": "openai-community/gpt2", "DTYPE": "float32", "EVAL_INTERVAL": 0}'
 QWEN = {"t4": _QWEN.format("float16", 16), "a100": _QWEN.format("bfloat16", 32)}
@@ -55,13 +59,12 @@ def swarm(
     models: Mapping[str, str] = QWEN,
     other_names: tuple[str, ...] = (),
     more: tuple[str, ...] = (),
-    time: str = TWO_MINUTES,
 ) -> Notebook:
     own, external = split.split("/")
     words = {
         "title": title,
         "about": about,
-        "time": time,
+        "time": MINUTES,
         "experiment": experiment,
         "own": own,
         "external": external,
@@ -97,7 +100,6 @@ def for_everybody() -> list[Notebook]:
             "friends",
             "4/4",
             workers={"CPU": 1, "T4": 1, "A100": 1},
-            rounds={"CPU": 200, "T4": 200, "A100": 2000},
             other_names=("colab_coordinator",),
             more=("use",),
         ),
@@ -108,8 +110,10 @@ def for_everybody() -> list[Notebook]:
                 "title": "Worker",
                 "about": "Join a swarm that somebody began with `EX12.00`, or go on alone until others come. Model, tasks "
                 "and rounds are the swarm's.",
-                "time": TWO_MINUTES,
+                "time": MINUTES,
+                "rounds": ROUNDS,
                 "command": '"work"',
+                **QWEN,
             },
             beside="EX12.00.RL_Swarm_Coordinator",
         ),
@@ -157,7 +161,6 @@ def on_one_gpu() -> list[Notebook]:
             rounds=FEW_ROUNDS,
             models=GPT2,
             more=("memory",),
-            time="a few minutes on two cores with nano; not measured on an A100.",
         ),
     ]
     for letter, (split, name) in FIVE_NODES.items():
@@ -167,7 +170,7 @@ def on_one_gpu() -> list[Notebook]:
                 f"EX12.14{letter}.SAPO_gpt2_{name}_{own}loc{external}ext",
                 f"Five nodes, split {split}",
                 f"A coordinator and four GPT-2 workers on one GPU. Each worker trains on {own} rollouts of its own and "
-                f"{external} of its peers.",
+                f"{external} of its peers. Without a GPU, nano takes the place of GPT-2.",
                 f"ex12_14{letter}_{own}loc{external}ext",
                 split,
                 workers={"CPU": 4, "T4": 1, "A100": 4},
@@ -226,12 +229,16 @@ def as_file(notebook: Notebook) -> nbformat.NotebookNode:
 
 
 def with_outputs(made: nbformat.NotebookNode, path: Path) -> nbformat.NotebookNode:
-    """Take the file that is there if its cells are the same: outputs of other cells would be those of another notebook."""
-    if path.exists():
-        old = nbformat.read(path, as_version=4)
-        if [cell.source for cell in old.cells] == [cell.source for cell in made.cells]:
-            return old
+    """Keep the outputs in the file that is there if its code is the same: those of other code would be of another notebook."""
+    codes, old = code_cells(made), code_cells(nbformat.read(path, as_version=4)) if path.exists() else []
+    if [cell.source for cell in old] == [cell.source for cell in codes]:
+        for cell, before in zip(codes, old, strict=True):
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
     return made
+
+
+def code_cells(made: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in made.cells if cell.cell_type == "code"]
 
 
 def client_of(made: nbformat.NotebookNode, **constants: object) -> NotebookClient:
@@ -244,7 +251,12 @@ def client_of(made: nbformat.NotebookNode, **constants: object) -> NotebookClien
 
 def execute(made: nbformat.NotebookNode, folder: Path, environment: Mapping[str, str], **constants: object) -> None:
     """Run all cells in `folder`, and keep their outputs."""
-    client_of(made, **constants).execute(env={**os.environ, **environment}, cwd=str(folder))
+    run_all(client_of(made, **constants), folder, environment)
+
+
+def run_all(client: NotebookClient, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run all cells, in any thread: nbclient's own `execute` leaves an event loop open in each."""
+    asyncio.run(client.async_execute(env={**os.environ, **environment}, cwd=str(folder)))
 
 
 def joined(outputs: Sequence[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
@@ -259,7 +271,12 @@ def joined(outputs: Sequence[nbformat.NotebookNode]) -> list[nbformat.NotebookNo
 
 
 def tidy(made: nbformat.NotebookNode, folder: Path) -> None:
-    """Remove what says nothing to a reader: when each cell ran, in which folder, with which Python."""
+    """Remove what says nothing to a reader: when each cell ran, in which folder, with which Python, and trailing spaces."""
+
+    def plain(text: str) -> str:
+        text = re.sub(r" --rl-swarm-home \S+", "", text.replace(f"{folder}/", "").replace(str(folder), "."))
+        return re.sub(r"(?m) +$", "", text.replace(sys.executable, "python"))
+
     for cell in made.cells:
         cell.metadata = nbformat.NotebookNode()
         if cell.cell_type == "code":
@@ -268,9 +285,7 @@ def tidy(made: nbformat.NotebookNode, folder: Path) -> None:
             for holder in (output, output.get("data", {})):
                 for kind in ("text", "text/plain", "text/html"):
                     if isinstance(holder.get(kind), str):
-                        holder[kind] = (
-                            holder[kind].replace(f"{folder}/", "").replace(str(folder), ".").replace(sys.executable, "python")
-                        )
+                        holder[kind] = plain(holder[kind])
     made.metadata.pop("language_info", None)
 
 

@@ -2,20 +2,39 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 import threading
 import time
+import venv
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient.exceptions import DeadKernelError
 
-from checks.notebooks import FOLDER, Notebook, as_file, client_of, execute, groups, make_all, run_group
+from checks.notebooks import (
+    FOLDER,
+    Notebook,
+    as_file,
+    client_of,
+    code_cells,
+    execute,
+    groups,
+    make_all,
+    run_all,
+    run_group,
+    with_outputs,
+)
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import load
+from rl_swarm.runs import progress
+from rl_swarm.runs.progress import data_of
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
@@ -58,15 +77,12 @@ def write_run(folder: Path, name: str, split: str, rewards: Sequence[float]) -> 
         store.put(layout.log(node, "metrics.jsonl"), "\n".join(lines).encode())
 
 
-def played(experiment: Path) -> int:
-    """Rounds of all nodes, each once."""
-    rows = {
-        (path.parent.name, json.loads(line)["round"])
-        for path in experiment.glob("logs/*/metrics.jsonl")
-        for line in path.read_text().splitlines()
-        if line.endswith("}")
-    }
-    return len(rows)
+def saved(experiment: Path) -> dict[str, int]:
+    """The round of each worker's newest checkpoint in the shared folder."""
+    found: dict[str, int] = {}
+    for path in experiment.glob("checkpoints/round_*/worker_*.pt"):
+        found[path.stem] = max(found.get(path.stem, 0), int(path.parent.name.removeprefix("round_")))
+    return found
 
 
 def eventually(is_so: Callable[[], bool], seconds: float) -> None:
@@ -82,6 +98,28 @@ def test_a_notebook_is_what_its_source_says(name: str) -> None:
     written = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     assert [cell.source for cell in written.cells] == [cell.source for cell in made.cells], "run: python -m checks.notebooks write"
     nbformat.validate(written)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_holds_the_outputs_of_a_run(path: Path) -> None:
+    made = nbformat.read(path, as_version=4)
+    cells = code_cells(made)
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run: make notebooks"
+    assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
+    assert "TEST_MODE" in path.name or any("image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < 200_000, "too large to be shown on a repository's page"
+
+
+def test_outputs_stay_where_only_the_text_changes(tmp_path: Path) -> None:
+    old, path = as_file(ALL["TEST_MODE"]), tmp_path / "old.ipynb"
+    code_cells(old)[0].outputs = [nbformat.v4.new_output("stream", text="said")]
+    old.cells[0].source = "another title"
+    nbformat.write(old, path)
+    kept = with_outputs(as_file(ALL["TEST_MODE"]), path)
+    assert shown(kept) == "said" and kept.cells[0].source == as_file(ALL["TEST_MODE"]).cells[0].source
+    assert not shown(with_outputs(as_file(ALL["00_start_here"]), path)), "other code"
+    assert not shown(with_outputs(as_file(ALL["TEST_MODE"]), tmp_path / "none.ipynb"))
 
 
 def test_every_notebook_that_the_documents_name_is_there() -> None:
@@ -149,63 +187,95 @@ def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
             assert "Traceback" not in shown(made), group[0].names[0]
 
 
+def colabs_python(folder: Path) -> Path:
+    """Make a Python with the libraries of this one, torch among them, as Colab has its own; but without this package."""
+    venv.create(folder, with_pip=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin" / "python"
+
+
+def local_wheel(folder: Path) -> str:
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    return wheel.as_uri()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("informative")
-def test_in_colab_everything_is_on_the_drive(tmp_path: Path) -> None:
-    """A FUSE mount that refuses to rename, which is flushed, unmounted and mounted again; and a secret that no cell shows."""
-    drive, downloads = tmp_path / "uploaded", tmp_path / "downloads"
+def test_in_colab_everything_is_on_the_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package comes from a wheel, the Drive refuses to rename and uploads at a flush, and no cell shows a secret."""
+    drive, downloads, python = tmp_path / "uploaded", tmp_path / "downloads", colabs_python(tmp_path / "colab")
     downloads.mkdir()
+    kernel = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    started = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    kernel.write_text(json.dumps({"argv": started, "display_name": "Colab", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     environment = {
-        "PYTHONPATH": f"{ROOT / 'tests' / 'support' / 'fake_colab'}{os.pathsep}{ROOT}",
+        "PYTHONPATH": str(ROOT / "tests" / "support" / "fake_colab"),
         "FAKE_DRIVE": str(drive),
+        "FAKE_RUNTIME": str(tmp_path / "runtime"),
         "FAKE_DOWNLOADS": str(downloads),
         "FAKE_SECRETS": json.dumps({"HF_TOKEN": "hf_a_secret"}),
         "RL_SWARM_HOME": str(tmp_path / "home"),
         "OMP_NUM_THREADS": "1",
     }
-    constants = {"DRIVE_FOLDER": str(tmp_path / "mount" / "MyDrive" / "rl-swarm"), "WORKERS": 2, "EVALUATED_EVERY": 0}
+    constants = {"SOURCE": local_wheel(tmp_path / "dist"), "DRIVE_FOLDER": str(tmp_path / "mount" / "MyDrive" / "rl-swarm")}
     texts = []
     try:
-        for name, rounds in (("TEST_MODE", 3), ("00_start_here", 2), ("EX12.12.SAPO_Experiment_4loc4ext", {"CPU": 2})):
+        for name in ("00_start_here", "EX12.12.SAPO_Experiment_4loc4ext"):
             made = as_file(ALL[name])
-            workers = {"WORKERS": {"CPU": 2}, "PROBE_SECONDS": 1} if "settings" in ALL[name].parts else {}
-            execute(made, tmp_path, environment, **{**constants, "ROUNDS": rounds, **workers})
+            execute(made, tmp_path, environment, **constants, **small(ALL[name]))
             texts.append(shown(made))
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path / "mount")], check=False)
-    assert "waiting until the Drive has uploaded everything" in texts[0] and "all 3 announced" in texts[0]
-    assert "HF_TOKEN is set" in texts[2] and "hf_a_secret" not in "".join(texts)
+    assert "waiting until the Drive has uploaded everything" in texts[1] and "all 2 announced" in texts[1]
+    assert "HF_TOKEN is set" in texts[1] and "hf_a_secret" not in "".join(texts)
     assert {path.name for path in (drive / "MyDrive" / "rl-swarm" / "experiments").iterdir()} == {
-        *("test_mode", "start_here", "ex12_12_4loc4ext")
+        *("start_here", "ex12_12_4loc4ext")
     }
     assert (downloads / "model.zip").stat().st_size > 1000 and not (tmp_path / "rl-swarm-data").exists()
+    installed = {path.name for path in python.parents[1].glob("lib/python*/site-packages/*")}
+    assert "rl_swarm" in installed and not installed & {"torch", "numpy"}, "Colab's own torch was replaced"
 
 
 @pytest.mark.slow
-def test_a_killed_kernel_takes_no_work_with_it(tmp_path: Path) -> None:
-    """The kernel dies in mid-run; run all again, and every node goes on from its checkpoint."""
+@pytest.mark.parametrize("lost", ["kernel", "runtime"])
+def test_run_all_goes_on_where_every_node_was_saved(lost: str, tmp_path: Path) -> None:
+    """The kernel dies in mid-run and the nodes save; or all dies at once with the runtime's disk, and the shared folder is left."""
     notebook, experiment = ALL["00_start_here"], tmp_path / "rl-swarm-data" / "experiments" / "start_here"
-    constants = {"ROUNDS": 40}
-    environment = {"RL_SWARM_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    constants = {"ROUNDS": 40, "WORKERS": 2, "EVALUATED_EVERY": 0}
+    environment = {"RL_SWARM_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1", "CHECKPOINT_INTERVAL": "3"}
     client = client_of(as_file(notebook), **constants)
     failed = list[BaseException]()
 
     def execute_until_killed() -> None:
         try:
-            client.execute(env={**os.environ, **environment}, cwd=str(tmp_path))
+            run_all(client, tmp_path, environment)
         except DeadKernelError as dead:
             failed.append(dead)
 
     running = threading.Thread(target=execute_until_killed)
     running.start()
-    eventually(lambda: played(experiment) >= 3 * 4, 240)
+    eventually(lambda: len(saved(experiment)) == 2, 240)
     kernel = client.km.provisioner.pid
     nodes = descendants(kernel) - {kernel}
-    os.kill(kernel, signal.SIGKILL)
+    for process in (kernel, *(nodes if lost == "runtime" else ())):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     running.join(60)
-    assert failed and len(nodes) > 4
+    assert failed and len(nodes) > 3
     eventually(lambda: not any(Path(f"/proc/{node}/cmdline").exists() for node in nodes), 120)
-    saved = played(experiment)
-    assert 0 < saved < 4 * 40
-    text = shown(run(notebook, tmp_path, **constants))
-    assert "start_here: complete, 40 of 40 rounds" in text and played(experiment) == 4 * 40
+    if lost == "runtime":
+        shutil.rmtree(tmp_path / "home")
+    checkpoints = saved(experiment)
+    assert len(checkpoints) == 2 and all(0 < number < 40 for number in checkpoints.values())
+    made = as_file(notebook)
+    execute(made, tmp_path, environment, **constants)
+    assert "start_here: complete, 40 of 40 rounds" in shown(made)
+    store, layout = FolderStore(tmp_path / "rl-swarm-data", local=True), Layout("start_here")
+    starts = {node: data_of(progress.events(store, layout, node), "started") for node in checkpoints}
+    assert {node: (each[-1]["resumed"], each[-1]["round"]) for node, each in starts.items()} == {
+        node: (True, number) for node, number in checkpoints.items()
+    }
