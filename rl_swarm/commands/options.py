@@ -35,6 +35,22 @@ def decimal(least: float, most: float) -> Checked:
     return Checked(configuration.number(least, most), "number")
 
 
+def cluster_address(value: str) -> str:
+    """Parse where nodes run: `ray` for the cluster that this machine belongs to, or `ray:ADDRESS`."""
+    kind, _, address = value.partition(":")
+    if kind != "ray" or value.endswith(":"):
+        raise ValueError("is no cluster: write ray, or ray:HOST:PORT")
+    return address or "auto"
+
+
+def gpus(value: str) -> float:
+    """Parse a number of GPUs: a share of one, or whole ones."""
+    number = configuration.number(0, 64)(value)
+    if number > 1 and number % 1:
+        raise ValueError("is neither a share of one GPU nor a whole number: write 0.25, 1 or 2")
+    return number
+
+
 def question_text(value: str) -> str:
     """Parse a question for a model."""
     if not value.strip():

@@ -1,6 +1,7 @@
 """Start: run nodes, one or many."""
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -8,7 +9,7 @@ import click
 from rl_swarm import config as configuration
 from rl_swarm.commands.common import WORKERS, Flags, check_libraries, load_settings, make_console, open_run, warn
 from rl_swarm.commands.group import Rare, command
-from rl_swarm.commands.options import Checked
+from rl_swarm.commands.options import Checked, cluster_address, decimal, gpus
 from rl_swarm.commands.typed import program, resuming, to_repeat, what_next
 from rl_swarm.errors import ConfigError
 from rl_swarm.processes.threads import sleep_when_idle
@@ -50,21 +51,39 @@ def demo(workers: int, web: bool, **flags: str | None) -> None:
     settings=("store", "experiment", "model", *SHARING),
     example="rl-swarm swarm --workers 2 --experiment first --model-name nano",
 )
-@click.option("--workers", type=WORKERS, help="workers on this machine [4, or the preset's]")
+@click.option("--workers", type=WORKERS, help="how many workers [4, or the preset's]")
+@click.option("--on", type=Checked(cluster_address), help="run them on a Ray cluster: ray, or ray:HOST:PORT")
+@click.option("--cpus-per-worker", cls=Rare, type=decimal(0.01, 1024), help="cores of a worker on the cluster [1]")
+@click.option("--gpus-per-worker", cls=Rare, type=Checked(gpus), help="GPUs of a worker on the cluster, such as 0.25 [0]")
 @click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
-@click.option("--follow", is_flag=True, help="show every node's output, each line with its name")
+@click.option("--follow", cls=Rare, is_flag=True, help="show every node's output, each line with its name")
 @web_option
 @correct_option
-def swarm(workers: int | None, preset: str | None, follow: bool, web: bool, correct: bool, **flags: str | None) -> None:
-    """Run a coordinator and workers on this machine.
+def swarm(
+    workers: int | None,
+    on: str | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    preset: str | None,
+    follow: bool,
+    web: bool,
+    correct: bool,
+    **flags: str | None,
+) -> None:
+    """Run a coordinator and workers on this machine or a cluster.
 
     They run until the last round or Ctrl-C. Start it again to go on.
     """
-    load_settings(flags)
+    given = load_settings(flags)
+    if on:
+        configuration.require(given, "store")
+    elif (cpus_per_worker or gpus_per_worker) is not None:
+        raise ConfigError("--cpus-per-worker and --gpus-per-worker are shares of a cluster's machines: give --on ray, too")
     check_libraries()
     from rl_swarm.tools.dashboard import shown_on_a_page
     from rl_swarm.tools.launch import address_of, found, launch_environment, make_launcher, run_shown, what_starts, with_usual_split
     from rl_swarm.tools.memory import refuse_if_too_large
+    from rl_swarm.tools.on_ray import Cluster
     from rl_swarm.tools.report import report_after
 
     usual, settings = GPU_PRESETS[preset] if preset else (4, {})
@@ -73,17 +92,23 @@ def swarm(workers: int | None, preset: str | None, follow: bool, web: bool, corr
         click.echo(f"{preset}: {' '.join(f'{name}={value}' for name, value in settings.items())}")
     environment = launch_environment({**settings, **os.environ}, flags)
     environment, sharing = with_usual_split(environment, workers)
-    loaded = configuration.load(environment)
-    warn(refuse_if_too_large(environment, loaded, workers))
-    environment = found(environment, correct=correct, say=click.echo)
-    launcher, again = make_launcher(environment, workers, follow=follow), to_repeat(configuration.load(os.environ, flags))
-    for line in (*sharing, *what_starts(environment, workers, named="EXPERIMENT_NAME" in os.environ or bool(flags["experiment"]))):
-        click.echo(visible(line))
-    click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
-    with shown_on_a_page(web, environment, click.echo):
-        run_shown(
-            launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo)
-        )
+    loaded, again = configuration.load(environment), to_repeat(configuration.load(os.environ, flags))
+    cluster = Cluster(on, cpus_per_worker or 1.0, gpus_per_worker or 0.0) if on else None
+    with cluster.connected() if cluster else nullcontext():
+        if cluster:
+            sharing += cluster.what_fits(workers)
+        else:
+            warn(refuse_if_too_large(environment, loaded, workers))
+        environment = found(environment, correct=correct, say=click.echo)
+        launcher = (cluster.launcher if cluster else make_launcher)(environment, workers, follow=follow)
+        named = "EXPERIMENT_NAME" in os.environ or bool(flags["experiment"])
+        for line in (*sharing, *what_starts(environment, workers, named)):
+            click.echo(visible(line))
+        click.echo(f"others join with: rl-swarm join {address_of(configuration.load(environment))}")
+        with shown_on_a_page(web, environment, click.echo):
+            run_shown(
+                launcher, loaded, make_console(), again, lambda outcome: report_after(outcome, environment, program(), click.echo)
+            )
 
 
 @command(

@@ -6,9 +6,11 @@ from pathlib import Path
 from rl_swarm.clock import Clock
 from rl_swarm.config import expanded, refuse_credentials
 from rl_swarm.errors import ConfigError, LibraryError
+from rl_swarm.extras import install_command
 from rl_swarm.store.base import Store
 
 EXTRAS = {"s3": "cloud", "gs": "cloud", "az": "cloud", "gdrive": "gdrive"}
+CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "DRIVE_EMULATOR_HOST")  # beginnings of the variables that stores read
 
 
 def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -> Store:
@@ -31,9 +33,8 @@ def open_store(url: str, clock: Clock | None = None, *, writable: bool = True) -
         try:
             return _open_remote(scheme, rest, clock, writable)
         except ModuleNotFoundError as error:
-            extra = EXTRAS[scheme]
             raise LibraryError(
-                f"{scheme}:// needs the package {error.name}, which is not installed: pip install 'rl-swarm[{extra}]'"
+                f"{scheme}:// needs the package {error.name}, which is not installed: {install_command(EXTRAS[scheme])}"
             ) from None
     raise ConfigError(f"GDRIVE_PATH has the unknown scheme {scheme!r}, got {url!r}: use a folder, s3://, gs://, az:// or gdrive://")
 

@@ -1,6 +1,6 @@
-"""Run many nodes on one machine: one process each, restarted after a crash, stopped together.
+"""Run many nodes: start them, restart those that crash, stop them together. On this machine each is a process.
 
-`processes/stopping.py` says how long they may take to stop.
+`on_ray.py` has nodes on a cluster. `processes/stopping.py` says how long they may take to stop.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -41,10 +41,37 @@ COORDINATOR = "coordinator_0"
 USUAL_OWN = 4  # I of a swarm on this machine
 MOST_READ = 28  # J at most: seven peers who write four each
 LONGEST_TASKS = 60  # characters of TASKS in a line
+NODE_COMMAND = python("from rl_swarm.cli import main; main()", "node")
+
+
+class LaunchedNode(Protocol):
+    """One node, through all its restarts, wherever it runs. `started_at` and `restart_at` are on this machine's monotonic clock."""
+
+    node_id: str
+    environment: Mapping[str, str]
+    restarts: int
+    started_at: float
+    restart_at: float
+    asked: bool  # to stop
+
+    @property
+    def started(self) -> bool: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def code(self) -> int | None: ...
+    @property
+    def where_to_look(self) -> str: ...
+    def start(self) -> None: ...
+    def rest(self) -> None: ...
+    def ask_to_stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def last_line(self) -> str: ...
+    def new_lines(self) -> list[str]: ...
 
 
 class NodeProcess(Child):
-    """One node, through all its restarts."""
+    """A node in a process of this machine."""
 
     def __init__(self, node_id: str, command: Sequence[str], environment: Mapping[str, str], console: Path) -> None:
         super().__init__(command, environment, console)
@@ -57,6 +84,18 @@ class NodeProcess(Child):
     def start(self) -> None:
         self.started_at = time.monotonic()
         super().start()
+
+    @property
+    def started(self) -> bool:
+        return self.process is not None
+
+    @property
+    def where_to_look(self) -> str:
+        return str(self.console)
+
+    def rest(self) -> None:
+        """Forget the process that has ended, until the next start."""
+        self.process = None
 
     def new_lines(self) -> list[str]:
         """Return the lines that were written to the console since the last call, without their times."""
@@ -74,7 +113,7 @@ class NodeFailed(SwarmError):
 class Launcher:
     """Run a coordinator and workers until all are done. Begin when no node of an earlier launcher uses their `folders` any more."""
 
-    nodes: list[NodeProcess]
+    nodes: Sequence[LaunchedNode]
     say: Callable[[str], None] = print
     follow: bool = False
     folders: Sequence[Path] = ()
@@ -110,8 +149,8 @@ class Launcher:
             tick()
             time.sleep(POLL_SECONDS)
 
-    def _look_after(self, node: NodeProcess) -> None:
-        if node.process is None:
+    def _look_after(self, node: LaunchedNode) -> None:
+        if not node.started:
             if time.monotonic() >= node.restart_at:
                 node.start()
             return
@@ -122,10 +161,11 @@ class Launcher:
             node.restarts = 0
         if code == WRONG_SETTING or node.restarts == MOST_RESTARTS:
             again = "" if code == WRONG_SETTING else f" after {counted(node.restarts, 'restart')}"
-            raise NodeFailed(f"{node.node_id} ended with code {code}{again}: {node.last_line()} (see {node.console})")
+            raise NodeFailed(f"{node.node_id} ended with code {code}{again}: {node.last_line()} (see {node.where_to_look})")
         pause = FIRST_PAUSE_SECONDS * 2**node.restarts
         node.restarts += 1
-        node.process, node.restart_at = None, time.monotonic() + pause
+        node.restart_at = time.monotonic() + pause
+        node.rest()
         self._tell(f"{node.node_id} ended with code {code}: {node.last_line()}; starting it again in {pause:.0f} s")
 
     def _stop_all(self, tick: Callable[[], None]) -> None:
@@ -147,7 +187,9 @@ class Launcher:
             time.sleep(POLL_SECONDS)
         for node in self.nodes:
             if node.asked and node.code is not None and node.code > 0:
-                self._tell(f"{node.node_id} ended with code {node.code} while stopping: {node.last_line()} (see {node.console})")
+                self._tell(
+                    f"{node.node_id} ended with code {node.code} while stopping: {node.last_line()} (see {node.where_to_look})"
+                )
 
     def _kill_rest(self) -> None:
         """Kill the nodes that still run, because they hang or after a second signal, and say which had saved."""
@@ -211,7 +253,7 @@ def run_shown(launcher: Launcher, config: Config, console: Console, again: str, 
     return outcome
 
 
-def what_was_saved(nodes: Sequence[NodeProcess], moment: Moment | None) -> Iterator[str]:
+def what_was_saved(nodes: Sequence[LaunchedNode], moment: Moment | None) -> Iterator[str]:
     """Say at which round each worker goes on, by its own last word."""
     last_words = {node.node_id: node for node in moment.nodes} if moment else {}
     saved: dict[str, list[str]] = {}
@@ -308,10 +350,14 @@ def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) 
 def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: int | None = None) -> list[NodeProcess]:
     """Plan a coordinator and `workers` workers, and share out the cores."""
     make_private(consoles)
-    shared = {**environment, **threads.shared_by(workers, environment, cores), "PYTHONUNBUFFERED": "1"}
-    names = [(COORDINATOR, "coordinator"), *((f"worker_{number}", "worker") for number in range(1, workers + 1))]
-    command = python("from rl_swarm.cli import main; main()", "node")
+    shared = {**environment, **threads.shared_by(workers, environment, cores)}
     return [
-        NodeProcess(node_id, command, shared | {"NODE_ID": node_id, "NODE_ROLE": role}, consoles / f"{node_id}.log")
-        for node_id, role in names
+        NodeProcess(node_id, NODE_COMMAND, shared | own, consoles / f"{node_id}.log")
+        for node_id, own in named_nodes(workers).items()
     ]
+
+
+def named_nodes(workers: int) -> dict[str, dict[str, str]]:
+    """The names of a coordinator and its workers, and the variables that only each of them has."""
+    roles = {COORDINATOR: "coordinator"} | {f"worker_{number}": "worker" for number in range(1, workers + 1)}
+    return {node_id: {"NODE_ID": node_id, "NODE_ROLE": role, "PYTHONUNBUFFERED": "1"} for node_id, role in roles.items()}

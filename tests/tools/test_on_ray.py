@@ -1,0 +1,268 @@
+"""Swarms on a Ray cluster: what is sent to its machines, and a real cluster of two raylets that loses one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rl_swarm.cli import main
+from rl_swarm.store import Store, open_store
+from rl_swarm.swarm.layout import Layout
+from rl_swarm.swarm.rounds import read_reward, submitted
+from rl_swarm.tools.on_ray import sent_to_nodes
+from tests.support import rows
+from tests.support.processes import ROOT, descendants
+from tests.support.s3_server import BUCKET, KEY, SECRET, free_ports, s3_server, variables
+
+ROUNDS, LAST_BEFORE = 12, 4
+WORKERS = ["worker_1", "worker_2", "worker_3", "worker_4"]
+LAYOUT = Layout("e")
+URL = f"s3://{BUCKET}/place"
+
+
+def test_settings_and_credentials_go_to_the_machines_and_nothing_of_this_one() -> None:
+    wanted = {"GDRIVE_PATH": "s3://b", "IDENTITY_PATH": "k", "AWS_ACCESS_KEY_ID": "a", "HF_TOKEN": "t", "OMP_NUM_THREADS": "1"}
+    mine = {"RL_SWARM_HOME": "/here", "WEB_TOKEN": "w", "PATH": "/bin", "HOME": "/me", "LANG": "C", "HF_HOME": "/cache"}
+    assert sent_to_nodes(wanted | mine) == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--on", "slurm"), "--on is no cluster, got 'slurm': write ray, or ray:HOST:PORT"),
+        (("--on", "ray:"), "--on is no cluster"),
+        (("--on", "ray", "--gpus-per-worker", "1.5"), "--gpus-per-worker is neither a share of one GPU nor a whole number"),
+        (("--gpus-per-worker", "0.5"), "--cpus-per-worker and --gpus-per-worker are shares of a cluster's machines: give --on ray"),
+        (("--on", "ray"), "GDRIVE_PATH is not set"),
+    ],
+)
+def test_a_wrong_word_about_the_cluster_is_one_line(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GDRIVE_PATH", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["swarm", *arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith(f"rl-swarm: {says}") and said.count("\n") == 1
+
+
+def test_without_ray_the_install_command_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SystemExit):
+        main(["swarm", "--on", "ray", "--gdrive-path", str(tmp_path), "--model-name", "nano"])
+    said = capsys.readouterr().err
+    assert "--on ray needs the package ray, which is not installed: pip install " in said and "[ray]" in said
+    assert not list(tmp_path.iterdir()), "nothing was published"
+
+
+# A real cluster
+
+
+@dataclass
+class Machine:
+    """A raylet with all its processes, and the home of the nodes on it."""
+
+    process: "subprocess.Popen[bytes]"
+    home: Path
+
+    @property
+    def nodes(self) -> set[str]:
+        return {path.name for path in self.home.glob("e-*/worker_*")}
+
+    def fail(self) -> None:
+        """Kill every process and delete the disk, as the end of a machine does."""
+        for pid in descendants(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def stop(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pid in descendants(self.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+
+
+@dataclass
+class TwoMachines:
+    address: str
+    head: Machine
+    other: Machine
+    folder: Path  # of Ray: its logs
+
+
+@contextmanager
+def two_machines(place: Path) -> Iterator[TwoMachines]:
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:  # names of sockets are short
+        [port] = free_ports(1)
+        address, made = f"127.0.0.1:{port}", list[Machine]()
+        common = [
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=4",
+            "--object-store-memory=80000000",
+            "--block",
+            "--disable-usage-stats",
+        ]
+        first = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        try:
+            for name, own in (("head", first), ("other", [f"--address={address}"])):
+                made.append(start_machine([*common, *own], place / f"home_{name}", place / f"{name}.log"))
+            yield TwoMachines(address, *made, Path(folder))
+        finally:
+            for machine in reversed(made):
+                machine.stop()
+
+
+def start_machine(arguments: list[str], home: Path, log: Path) -> Machine:
+    environment = os.environ | {"RL_SWARM_HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+    command = [str(Path(sys.executable).parent / "ray"), "start", *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    wait_for(lambda: b"Ray runtime started" in log.read_bytes() or process.poll() is not None, 90)
+    assert process.poll() is None, log.read_text()
+    return Machine(process, home)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.3)
+
+
+class Driver:
+    """`rl-swarm swarm --on ray` in a process of its own."""
+
+    def __init__(self, place: Path, machines: TwoMachines, endpoint: str, workers: int, rounds: int) -> None:
+        self.console = place / "driver.log"
+        self.environment = variables(endpoint) | {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(place / "user"),
+            "RL_SWARM_HOME": str(place / "home_driver"),
+            "GDRIVE_PATH": URL,
+            "EXPERIMENT_NAME": "e",
+            "OMP_NUM_THREADS": "1",
+            "EVAL_INTERVAL": "0",
+            "CHECKPOINT_INTERVAL": "2",
+        }
+        settings = ("--model-name", "nano", "--max-rounds", str(rounds), "--num-train-samples", "2", "--num-transplant-trees", "2")
+        cluster = ("--workers", str(workers), "--on", f"ray:{machines.address}", "--cpus-per-worker", "0.5")
+        with self.console.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rl_swarm.cli", "swarm", *cluster, *settings],
+                env=self.environment,
+                cwd=place,
+                stdout=output,
+                stderr=output,
+            )
+
+    def wait(self, seconds: float) -> None:
+        assert self.process.wait(seconds) == 0, self.console.read_text()
+
+    def call(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "rl_swarm.cli", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def saved(store: Store) -> set[str]:
+    """Workers with a checkpoint in the store."""
+    folders = [name.rstrip("/") for name in store.list(LAYOUT.checkpoints)]
+    return {name.removesuffix(".pt") for folder in folders for name in store.list(f"{LAYOUT.checkpoints}/{folder}")}
+
+
+def check_no_secret(*folders: Path) -> None:
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        assert KEY.encode() not in data and SECRET.encode() not in data, path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_workers_of_a_machine_that_is_lost_go_on_on_another_from_their_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="installed by make test-slow")
+    with s3_server() as server, two_machines(tmp_path) as machines:
+        for name, value in variables(server).items():
+            monkeypatch.setenv(name, value)
+        driver = Driver(tmp_path, machines, server, len(WORKERS), ROUNDS)
+        try:
+            store = open_store(URL, writable=False)
+
+            def under_way() -> bool:
+                assert driver.process.poll() is None, driver.console.read_text()
+                return submitted(store, LAYOUT, LAST_BEFORE, 0) == set(WORKERS) <= saved(store)
+
+            wait_for(under_way, 300, driver.console.read_text())
+            lost, stayed = machines.other.nodes, machines.head.nodes
+            assert lost and stayed and lost | stayed == set(WORKERS), "Ray spreads them"
+            machines.other.fail()
+            driver.wait(400)
+            assert machines.head.nodes == set(WORKERS) and not machines.other.home.exists()
+            for number in range(ROUNDS):
+                assert submitted(store, LAYOUT, number, 0) == set(WORKERS), f"round {number}"
+                assert all(read_reward(store, LAYOUT, number, 0, name) for name in WORKERS)
+            for name in WORKERS:
+                played = [row["round"] for row in rows.metrics(store, LAYOUT, name)]
+                assert sorted(set(played)) == list(range(ROUNDS)), name
+                resumed = "from the checkpoint of the store" in driver.call("logs", name, "-n", "1000")
+                assert resumed == (name in lost), name
+            status = driver.call("status")
+            assert all(name in status for name in WORKERS)
+            assert "swarm complete" in driver.console.read_text()
+            print(f"lost {sorted(lost)}, which went on beside {sorted(stayed)}")
+            check_no_secret(tmp_path, machines.folder)
+        finally:
+            driver.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_saves_and_stops_every_node_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="installed by make test-slow")
+    with s3_server() as server, two_machines(tmp_path) as machines:
+        for name, value in variables(server).items():
+            monkeypatch.setenv(name, value)
+        driver = Driver(tmp_path, machines, server, 2, 1000)
+        try:
+            store = open_store(URL, writable=False)
+            wait_for(lambda: len(submitted(store, LAYOUT, 1, 0)) == 2, 200, driver.console.read_text())
+            driver.process.send_signal(signal.SIGINT)
+            driver.wait(120)
+            said = driver.console.read_text()
+            assert "swarm stopped" in said and "go on with:" in said
+            assert "killed" not in said and "ended with code" not in said, said
+            last = {name: max(row["round"] for row in rows.metrics(store, LAYOUT, name)) for name in WORKERS[:2]}
+            for name, number in last.items():
+                assert f"{name}.pt" in store.list(LAYOUT.checkpoint_folder(number + 1)), "the last round is saved in the store"
+            nodes = [pid for machine in (machines.head, machines.other) for pid in descendants(machine.process.pid) if is_node(pid)]
+            assert not nodes
+        finally:
+            driver.close()
+
+
+def is_node(pid: int) -> bool:
+    with suppress(OSError):
+        return b"rl_swarm.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
