@@ -58,8 +58,10 @@ format: $(READY) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) $(TRL_READY) $(GENRL_READY) ## Measure against TRL, GenRL and alone, and write docs/performance.md (about half an hour, on an idle machine)
+bench: $(READY) $(TRL_READY) $(GENRL_READY) ## Measure against TRL, GenRL and alone, and write docs/performance.md and docs/scale.md (about half an hour, on an idle machine)
 	$(BIN)/python -m benchmarks.exchange
+	$(BIN)/python -m benchmarks.crowd
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.workers
 	$(BIN)/python -m benchmarks.growth

@@ -15,6 +15,7 @@ from rl_swarm.clock import SystemClock
 from rl_swarm.document import seal
 from rl_swarm.randomness import generator, stream_seed
 from rl_swarm.rollout import Bundle, Completion, Rollout, encode
+from rl_swarm.store import Store
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.choice import pick
 from rl_swarm.swarm.rounds import Announcement, Reward, Rounds
@@ -38,7 +39,7 @@ def answers(node_id: str, number: int) -> list[Rollout]:
     return made
 
 
-def publish_others(store: FolderStore, names: list[str], number: int) -> int:
+def publish_others(store: Store, names: list[str], number: int) -> int:
     size = 0
     for node_id in names:
         data = encode(

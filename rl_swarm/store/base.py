@@ -4,7 +4,7 @@ A key is a relative path of plain names joined by '/'. Callers may rely on this 
 
 - `put` writes a document once. It returns False, and changes nothing, if the key exists.
 - `get` returns the document or part of it (documents check themselves), or raises NotFound, which means "not yet".
-- `list` names what lies directly below a folder, folders with a trailing '/'. It may lag, repeat or omit.
+- `list` names what lies directly below a folder, folders with a trailing '/'. It may lag, repeat or omit. `list_from` gives a part.
 - `size` is the number of bytes of a key, as far as they are there.
 - `rewrite` replaces a key; nothing that matters relies on it.
 - `append` adds whole lines to a key; call it only where the backend is `appendable`.
@@ -108,6 +108,10 @@ class Store(ABC):
         """Names directly below a folder; a missing folder is empty."""
         return self._try("list", folder, lambda: self._list(folder))
 
+    def list_from(self, folder: str, after: str, most: int) -> Names:
+        """At most `most` of the names directly below a folder, in order, from the first after `after` on: for huge folders."""
+        return self._try("list", folder, lambda: self._list_from(folder, after, most))
+
     def put_file(self, key: str, path: Path) -> bool:
         """Put a large file, if the backend can without holding it in memory; True if it was written."""
         created = self._try("put", key, lambda: self._put_file(key, path), self.transfer_seconds)
@@ -208,6 +212,9 @@ class Store(ABC):
 
     @abstractmethod
     def _list(self, folder: str) -> Names: ...
+
+    def _list_from(self, folder: str, after: str, most: int) -> Names:
+        return [name for name in sorted(self._list(folder)) if name > after][:most]
 
     @abstractmethod
     def _delete(self, key: str) -> None: ...

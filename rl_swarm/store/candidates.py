@@ -12,6 +12,7 @@ from pathlib import Path
 import obstore
 
 from rl_swarm.errors import NotFound
+from rl_swarm.store.base import Store
 from rl_swarm.store.bucket import PART_BYTES, PARTS_AT_ONCE, BucketStore, translated
 
 MARK = "="  # in no key
@@ -69,6 +70,9 @@ class CandidateBucket(BucketStore):
 
     def _list(self, folder: str) -> list[str]:
         return sorted({name.partition(MARK)[0] for name in super()._list(folder)})
+
+    def _list_from(self, folder: str, after: str, most: int) -> list[str]:
+        return Store._list_from(self, folder, after, most)  # by the names of keys, not of candidates
 
     def _delete(self, key: str) -> None:
         with translated(key):

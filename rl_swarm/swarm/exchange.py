@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,7 @@ from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import BadDocument, BadRollout, Incomplete, NotFound, Refused, StoreAway
 from rl_swarm.packing import packed, unpacked
+from rl_swarm.randomness import stream_seed
 from rl_swarm.rollout import BUNDLE_BYTES, GROUP_LIMITS, Bundle, Rollout, decode, encode, is_plain
 from rl_swarm.swarm.choice import File, eligible, in_turn
 from rl_swarm.swarm.layout import node_of_file, slot_of_file
@@ -35,6 +36,7 @@ from rl_swarm.swarm.read_ahead import ReadAhead
 from rl_swarm.swarm.standing import MOST_PEERS, Standing, Standings
 
 MOST_QUARANTINED = 100
+MOST_LISTED = 1_000  # names in the folder of a round that are looked at: a page of a bucket's listing
 REMEMBERED = 1 << 14  # texts trained on: two thousand rounds of eight rollouts
 
 RolloutId = Annotated[str, Meta(max_length=200)]
@@ -50,6 +52,14 @@ class ExchangeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standings: Annotated[dict[NodeName, Standing], Meta(max_length=MOST_PEERS)]
     rejected: dict[Reason, Count]
     counters: dict[Reason, Count] = {}  # in checkpoints of earlier versions
+
+
+class Plan(NamedTuple):
+    """Files in the order of reading; which of them no listing has shown; whether a folder had more names than were listed."""
+
+    files: list[File]
+    unlisted: frozenset[str]
+    crowded: bool
 
 
 class NoTimeLeft(Exception):
@@ -82,6 +92,7 @@ class Exchange:
         self._done: set[File] = set()  # files that need no second look
         self._waiting: set[File] = set()  # files that were incomplete
         self._begun: dict[File, int] = {}  # files that were judged in part → how many of their rollouts
+        self._crowded = False  # whether a folder had more names than are listed
         self._round_began = (-1, 0.0)  # the round that was last looked ahead for, and when
 
     # Publishing
@@ -126,11 +137,15 @@ class Exchange:
     def look_ahead(self, round_number: int, stage: int, wanted: int, chooser: random.Random) -> None:
         """Begin to fetch the files that this round's `gather`, given a generator in the same state, will look into."""
 
+        unlisted = set[str]()
+
         def plan(ended: Callable[[], bool]) -> list[str]:
-            return [file.key for file in self._plan(round_number, stage, wanted, chooser, ended)]
+            found = self._plan(round_number, stage, wanted, chooser, ended)
+            unlisted.update(found.unlisted)
+            return [file.key for file in found.files]
 
         def fetch(key: str) -> bytes:
-            data = self._get(key)
+            data = self._get(key, listed=key not in unlisted)
             decode(data)  # raises if anything is wrong with it
             return data
 
@@ -147,14 +162,15 @@ class Exchange:
             return []
         looked_into = 0
         with contextlib.suppress(StoreAway):  # the pool may suffice
-            files = self._plan(round_number, stage, wanted, chooser)
-            budget = self._budget(round_number, wanted, files)
-            for file in files:
+            plan = self._plan(round_number, stage, wanted, chooser)
+            self._crowded = plan.crowded
+            budget = self._budget(round_number, wanted, plan.files)
+            for file in plan.files:
                 enough = len(self._pool) >= wanted and looked_into >= wanted
                 if enough or budget.seconds <= 0 or self.clock.monotonic() >= deadline:
                     break
                 if not budget.of_peer[file.node_id].spent and not self.standings.muted(file.node_id, round_number):
-                    looked_into += self._look_into(file, budget)
+                    looked_into += self._look_into(file, budget, file.key not in plan.unlisted)
         return list(self._pool.values())
 
     def mark_used(self, rollouts: Iterable[Rollout]) -> None:
@@ -191,21 +207,34 @@ class Exchange:
 
     def _plan(
         self, round_number: int, stage: int, wanted: int, chooser: random.Random, ended: Callable[[], bool] = lambda: False
-    ) -> list[File]:
-        files, salt = self._unread(round_number, stage, ended), f"{self.secret}{chooser.getrandbits(63)}"
-        return in_turn(files, self.standings.trusted, self.config.fetch_peers, max(FILES, wanted), salt)
+    ) -> Plan:
+        """Decide which files of the window to read, in which order, without a change to this exchange.
 
-    def _unread(self, round_number: int, stage: int, ended: Callable[[], bool]) -> set[File]:
-        files = set()
+        Of a folder with very many names only a page is listed. It begins with a trusted peer, another one each time, and goes on
+        at the beginning of the folder. Files of a few trusted peers are added by their names. So the cost stays the same in a
+        swarm of any size, and a flood of made-up names hides nobody who is trusted.
+        """
+        salt = f"{self.secret}{chooser.getrandbits(63)}"
+        trusted = sorted(self.standings.all_trusted(), key=lambda peer: stream_seed(salt, peer))[:wanted] if self._crowded else []
+        after = _file_name(trusted[0] if trusted else self.member.node_id)[:-1] if self._crowded else ""
+        files, added, crowded = set[File](), set[str](), False
         for number in range(max(0, round_number - self.config.window + 1), round_number + 1):
             if ended():
                 break
             folder = self.layout.rollouts_of(number, stage)
-            for name in self.store.list(folder):
+            names = self.store.list_from(folder, after, MOST_LISTED)
+            if after and len(names) < MOST_LISTED:
+                names += self.store.list_from(folder, "", MOST_LISTED - len(names))
+            crowded = crowded or len(names) >= MOST_LISTED
+            unlisted = {_file_name(peer) for peer in trusted} - set(names)
+            added |= {f"{folder}/{name}" for name in unlisted}
+            for name in (*names, *unlisted):
                 peer = node_of_file(name)
                 if peer and peer != self.member.node_id and not self.standings.muted(peer, round_number):
                     files.add(File(f"{folder}/{name}", peer, number, stage, slot_of_file(name)))
-        return files - self._done
+        most_files = max(FILES, wanted)
+        order = in_turn(files - self._done, self.standings.trusted, self.config.fetch_peers, most_files, salt)
+        return Plan(order, frozenset(added), crowded)
 
     def _budget(self, round_number: int, wanted: int, files: Iterable[File]) -> Budget:
         number, began = self._round_began
@@ -216,17 +245,17 @@ class Exchange:
         places = max(wanted, self.config.own_count)
         return Budget(round_number, wanted, seconds, places, {file.node_id for file in files}, taken)
 
-    def _look_into(self, file: File, budget: Budget) -> bool:
+    def _look_into(self, file: File, budget: Budget, listed: bool) -> bool:
         """Read one file; True if the read brought something to judge."""
         allowance, data = budget.of_peer[file.node_id], bytes(1)
         allowance.files -= 1
         try:
-            data = self._ahead.take(file.key) or self._get(file.key)
+            data = self._ahead.take(file.key) or self._get(file.key, listed)
             bundle = self._open(_unpacked(data, allowance), file)
         except Refused:
             self._set_aside(file, b"", "not_a_file")
         except (NotFound, Incomplete):  # listed, and missing or incomplete for now
-            if data != b"":  # an empty one is not there yet, or just being removed: neither is its author's fault
+            if listed and data != b"":  # an empty one is not there yet, or just being removed: neither is its author's fault
                 allowance.unready -= 1
                 self._waiting.add(file)
             return False
@@ -239,8 +268,8 @@ class Exchange:
             self._judge(bundle, file, budget)
         return True
 
-    def _get(self, key: str) -> bytes:
-        return self.store.get(key, limit=BUNDLE_BYTES, listed=True)
+    def _get(self, key: str, listed: bool) -> bytes:
+        return self.store.get(key, limit=BUNDLE_BYTES, listed=listed)
 
     def _open(self, data: bytes, file: File) -> Bundle:
         try:
@@ -356,6 +385,10 @@ class Exchange:
         self._pool = {name: rollout for name, rollout in self._pool.items() if rollout.round >= kept}
         self._pool_texts = {name: number for name, number in self._pool_texts.items() if number >= kept}
         self._begun = {file: done for file, done in self._begun.items() if file.round >= kept}
+
+
+def _file_name(peer: str) -> str:
+    return f"{peer}.json"
 
 
 def _unpacked(data: bytes, allowance: Allowance) -> bytes:

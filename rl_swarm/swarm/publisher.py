@@ -107,8 +107,9 @@ class Publisher:
                     self._send(path)
                 self.copy(self._closing)
                 self._beat_if_due()
-                if self._upload:
-                    self._send_large(self._upload)
+                if upload := self._upload:
+                    self.copy(True)  # who resumes from it elsewhere finds the record of all rounds before it
+                    self._send_large(upload)
                 self.clean(self._closing)
             except (StoreAway, NotFound):  # a document that exists and is not found will be found later
                 self.counters["store_away"] += 1

@@ -52,6 +52,9 @@ class Standings:
         """Whether this peer's last judged file was good."""
         return peer in self._peers and self._peers[peer].good
 
+    def all_trusted(self) -> list[str]:
+        return [peer for peer, standing in self._peers.items() if standing.good]
+
     def good(self, peer: str) -> None:
         standing = self._touch(peer)
         standing.good = True

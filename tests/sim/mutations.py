@@ -68,12 +68,13 @@ def same_seed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def same_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Exchange._unread
+    original = Exchange._plan
 
-    def unread(self: Exchange, round_number: int, stage: int, ended: Any) -> Any:
-        return {file for file in original(self, round_number, stage, ended) if file.round == round_number}
+    def plan(self: Exchange, round_number: int, *rest: Any) -> Any:
+        found = original(self, round_number, *rest)
+        return found._replace(files=[file for file in found.files if file.round == round_number])
 
-    monkeypatch.setattr(Exchange, "_unread", unread)
+    monkeypatch.setattr(Exchange, "_plan", plan)
 
 
 def swallowed_exception(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,15 @@ class StoreContract:
         assert sorted(self.second(store).list("a")) == ["1", "2", "f/"]
         assert store.list("nothing") == []
 
+    def test_a_part_of_a_folder_is_listed_in_order(self, store: Store) -> None:
+        for key in ("a/1", "a/2", "a/3", "a/f/4", "ab/5"):
+            store.put(key, b"")
+        second = self.second(store)
+        assert second.list_from("a", "", 2) == ["1", "2"]
+        assert second.list_from("a", "1", 2) == ["2", "3"]
+        assert second.list_from("a", "2.", 9) == ["3", "f/"]
+        assert second.list_from("a", "g", 9) == second.list_from("nothing", "", 9) == []
+
     def test_the_size_of_a_key(self, store: Store) -> None:
         store.put("a/x", b"0123456789")
         assert self.second(store).size("a/x") == 10

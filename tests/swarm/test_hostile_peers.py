@@ -30,6 +30,7 @@ from rl_swarm.store.folder import FolderStore
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm import quota
+from rl_swarm.swarm.exchange import MOST_LISTED
 from rl_swarm.swarm.layout import node_of_file
 from rl_swarm.swarm.peers import Registration, newest_heartbeat, read_heartbeat, read_registration, register, registered
 from rl_swarm.swarm.quota import BYTES, CHECKING_SECONDS, FILES, ROLLOUTS, UNREADY
@@ -88,6 +89,38 @@ def test_thousands_of_made_up_peers_cost_at_most_half_the_turns(tmp_path: Path) 
     assert exchange.rejected["prompt_mismatch"] <= 4 * 5
 
 
+@pytest.mark.parametrize("names", ["a-made-up", "z-made-up"])
+def test_made_up_names_beyond_a_page_hide_no_trusted_peer(names: str, tmp_path: Path) -> None:
+    """Whether they stand before or behind the others: names are listed in order."""
+    store = MemoryStore(clock=VirtualClock())
+    friends = [f"friend{number}" for number in range(5)]
+    exchange = make(store, tmp_path, window=2)
+    reached = list[set[str]]()
+    for number in range(6):
+        for peer in friends:
+            publish(store, peer, number, count=1)
+        for name in range(3 * MOST_LISTED if number else 0):
+            put(store, number, f"{names}{number}x{name:04d}", lie(f"{names}{number}x{name:04d}", number))
+        before = Counter(store.counts)
+        found = exchange.gather(number, 0, 5, random.Random(number))
+        reached.append({each.node_id for each in found})
+        assert store.counts["get"] - before["get"] <= 10 and store.counts["list"] - before["list"] <= 4
+        exchange.mark_used(found)
+    assert all(each == set(friends) for each in (reached[0], *reached[2:])), "the first crowded round shows that there are many"
+
+
+def test_a_node_that_trusts_nobody_yet_meets_others_in_a_crowd(tmp_path: Path) -> None:
+    store = MemoryStore(clock=VirtualClock())
+    exchange = make(store, tmp_path, window=1)
+    for number in range(3):
+        for name in range(2 * MOST_LISTED):
+            put(store, number, f"n{name:04d}", encode(bundle(f"n{name:04d}", number, count=1)))
+        found = exchange.gather(number, 0, 4, random.Random(number))
+        assert len({each.node_id for each in found}) >= 4
+        exchange.mark_used(found)
+        assert store.counts["list"] == number + 1 and store.counts["get"] <= 10 * (number + 1)
+
+
 def test_the_order_of_reading_depends_on_a_secret(tmp_path: Path) -> None:
     """Otherwise, with the same SEED as everybody, anyone could try out names until those come first."""
     store = MemoryStore(clock=VirtualClock())
@@ -95,7 +128,7 @@ def test_the_order_of_reading_depends_on_a_secret(tmp_path: Path) -> None:
         publish(store, f"peer{number}", 0)
     orders = []
     for secret in ("", "one", "another", "one"):
-        files = make(store, tmp_path / secret, secret=secret)._plan(0, 0, 4, random.Random(0))
+        files = make(store, tmp_path / secret, secret=secret)._plan(0, 0, 4, random.Random(0)).files
         orders.append([file.node_id for file in files])
     assert orders[1] == orders[3]
     assert len({tuple(order) for order in orders}) == 3

@@ -52,6 +52,21 @@ def test_nothing_waits_for_a_store_that_is_away_and_nothing_is_lost(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_journals_are_copied_before_the_checkpoint_that_they_lead_to(tmp_path: Path) -> None:
+    store, path = MemoryStore(), tmp_path / "c.pt"
+    path.write_bytes(b"weights")
+    copied = list[tuple[bool, bool]]()
+
+    def copy(all_of_it: bool) -> None:
+        copied.append((all_of_it, "1.pt" in store.list("c")))
+
+    publisher = Publisher(store, tmp_path / "spool", VirtualClock(), background=False, copy=copy)
+    publisher.pump()
+    publisher.upload("c/1.pt", path)
+    publisher.pump()
+    assert copied == [(False, False), (False, False), (True, False)] and store.list("c") == ["1.pt"]
+
+
 def test_a_damaged_document_is_kept_for_people_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "000000000001").write_bytes(b"\xff no key\nx")
     (tmp_path / "000000000002").write_bytes(b"a/two\nx")
