@@ -4,6 +4,7 @@ Options go through the parsers of config.py, so a wrong value is always one line
 """
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ def decimal(least: float, most: float) -> Checked:
 
 
 def cluster_address(value: str) -> str:
-    """Parse where nodes run: `ray` for the cluster that this machine belongs to, or `ray:ADDRESS`."""
-    kind, _, address = value.partition(":")
-    if kind != "ray" or value.endswith(":"):
+    """Parse where nodes run: `ray` for the cluster that this machine belongs to, or `ray:HOST:PORT`."""
+    found = re.fullmatch(r"ray(?::([^:/]+:\d{1,5}))?", value)
+    if not found:
         raise ValueError("is no cluster: write ray, or ray:HOST:PORT")
-    return address or "auto"
+    return found[1] or "auto"
 
 
 def gpus(value: str) -> float:

@@ -8,11 +8,12 @@ The environment of a node may hold credentials. It is an argument of a call: Ray
 """
 
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from rl_swarm.config import ALIASES, SETTINGS, VARIABLES, load
@@ -24,9 +25,11 @@ from rl_swarm.store.opening import CREDENTIALS
 from rl_swarm.text import counted, visible
 from rl_swarm.tools.launch import NODE_COMMAND, Launcher, NodeProcess, named_nodes
 
+AUTO = "auto"  # the cluster that this machine belongs to
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 10.0  # in which an actor that has a place in the cluster answers
 LAST_LINES_SECONDS = 2.0
+THREADS = 32  # of an actor: calls that Ray repeats wait beside the first
 LOST = 1  # the code of a node whose actor cannot be made
 OF_ONE_MACHINE = {SETTINGS["home"].variable, SETTINGS["web_token"].variable}
 OTHERS = ("HF_TOKEN", "HF_ENDPOINT", "WANDB_", *threads.VARIABLES)
@@ -36,7 +39,7 @@ OTHERS = ("HF_TOKEN", "HF_ENDPOINT", "WANDB_", *threads.VARIABLES)
 class Cluster:
     """A Ray cluster by its address, as `ray.init` takes it, and the share of a machine that each worker needs."""
 
-    address: str = "auto"
+    address: str = AUTO
     cpus: float = 1.0
     gpus: float = 0.0
 
@@ -48,8 +51,11 @@ class Cluster:
         except ModuleNotFoundError:
             raise LibraryError(f"--on ray needs the package ray, which is not installed: {install_command('ray')}") from None
         try:
+            if self.address != AUTO:  # Ray itself tries for two minutes
+                host, _, port = self.address.rpartition(":")
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
             ray.init(self.address, log_to_driver=False, logging_level="ERROR", namespace="rl-swarm")
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"--on ray finds no cluster at {self.address!r} ({str(error).splitlines()[0]}): start one with 'ray start --head', "
                 "or name the address that it prints: --on ray:HOST:PORT"
@@ -96,17 +102,15 @@ class Host:
 
     def __init__(self) -> None:
         self._process: NodeProcess | None = None
+        self._starting = Lock()
         self._asked = False
 
     def run(self, environment: Mapping[str, str]) -> int:
-        """Run the node until it ends, and return its exit code."""
-        combined = {**os.environ, **environment}
-        config = load(combined)
-        consoles = home_of(config) / "consoles" / config.experiment_name
-        make_private(consoles)
-        node = NodeProcess(config.node, NODE_COMMAND, combined, consoles / f"{config.node}.log")
-        node.start()
-        self._process = node
+        """Run the node until it ends, and return its exit code. Ray calls again if it lost sight of this machine for a while."""
+        with self._starting:
+            if self._process is None or not self._process.running:
+                self._process = _start({**os.environ, **environment})
+            node = self._process
         while (code := node.code) is None:
             if self._asked:
                 node.ask_to_stop()
@@ -121,6 +125,15 @@ class Host:
 
     def new_lines(self) -> list[str]:
         return self._process.new_lines() if self._process else []
+
+
+def _start(environment: Mapping[str, str]) -> NodeProcess:
+    config = load(environment)
+    consoles = home_of(config) / "consoles" / config.experiment_name
+    make_private(consoles)
+    node = NodeProcess(config.node, NODE_COMMAND, environment, consoles / f"{config.node}.log")
+    node.start()
+    return node
 
 
 class RayNode:
@@ -143,7 +156,7 @@ class RayNode:
                 num_gpus=cluster.gpus if worker else 0,
                 max_restarts=-1,
                 max_task_retries=-1,
-                max_concurrency=4,
+                max_concurrency=THREADS,
                 scheduling_strategy="SPREAD",
             )
             .remote()

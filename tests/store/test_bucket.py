@@ -1,6 +1,7 @@
 """Buckets on a real S3 server: the contract, many writers, pages, large files, credentials, and errors in one line."""
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from rl_swarm.config import load
 from rl_swarm.errors import ConfigError, LibraryError, NotFound, StoreAway
+from rl_swarm.extras import install_command
 from rl_swarm.store import Store, open_store
 from rl_swarm.store.agreement import ANSWER
 from rl_swarm.store.bucket import PART_BYTES, BucketStore
@@ -258,5 +260,5 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(monkeypat
     for name in ("bucket", "candidates", "agreement"):
         monkeypatch.delitem(sys.modules, f"rl_swarm.store.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(LibraryError, match=r"s3:// needs the package obstore.*: pip install 'rl-swarm\[cloud\]'$"):
+    with pytest.raises(LibraryError, match=f"s3:// needs the package obstore.*: {re.escape(install_command('cloud'))}$"):
         open_store("s3://bucket")

@@ -4,6 +4,7 @@ Of each habit a test shows that the store copes with it, and that it would not w
 """
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from rl_swarm.config import load
 from rl_swarm.errors import ConfigError, LibraryError, NotFound, StoreAway
+from rl_swarm.extras import install_command
 from rl_swarm.store import Store, open_store
 from rl_swarm.store import drive as driving
 from rl_swarm.store.drive import DriveStore, Index
@@ -436,7 +438,9 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(monkeypat
     for name in ("rl_swarm.store.drive", "rl_swarm.store.drive_api"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "googleapiclient", None)
-    with pytest.raises(LibraryError, match=r"gdrive:// needs the package googleapiclient.*: pip install 'rl-swarm\[gdrive\]'$"):
+    with pytest.raises(
+        LibraryError, match=f"gdrive:// needs the package googleapiclient.*: {re.escape(install_command('gdrive'))}$"
+    ):
         open_store(URL)
 
 
