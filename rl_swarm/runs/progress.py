@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rl_swarm.errors import NotFound
-from rl_swarm.runs.record import Round, Start, by_round, valid
+from rl_swarm.runs.record import Round, Start, by_round, unstamped, valid
 from rl_swarm.store import Store
 from rl_swarm.swarm.layout import Layout, is_put_together, sequence_of_file
 
@@ -51,12 +51,14 @@ def lines(store: Store, key: str, most_bytes: int | None = None) -> list[str]:
     """Return the newest lines of a journal, each once and in order; a line that was written twice is there twice.
 
     The documented file may be a copy of the segments, may have grown after they were merged, or may have grown in place before the
-    folder was used through a mount.
+    folder was used through a mount, or after it was copied from a store that has segments.
     """
     in_file = newest_lines(store, key, most_bytes or JOURNAL_BYTES)
     in_segments = segment_lines(store, segment_keys(store, key), most_bytes)
     file_first, segments_first = _shared(in_file, in_segments), _shared(in_segments, in_file)
-    if segments_first > file_first:  # the file grew after they were merged, or a limit has cut it shorter
+    apart = not file_first and not segments_first and in_file and in_segments
+    if segments_first > file_first or (apart and _time_of(in_segments[0]) < _time_of(in_file[0])):
+        # The file grew after they were merged, or in another store, or a limit has cut it shorter.
         return in_segments + in_file[segments_first:]
     return in_file + in_segments[file_first:]
 
@@ -78,6 +80,13 @@ def newest_lines(store: Store, key: str, most_bytes: int) -> list[str]:
 
 def _whole_lines(tail: bytes, most_bytes: int) -> list[str]:
     return text_lines(tail)[len(tail) >= most_bytes :]  # the first line may be half a line
+
+
+def _time_of(line: str) -> float:
+    """When a line was written, by its own word; 0 if it does not say."""
+    row = next(iter(rows([line])), {})
+    said = row.get("timestamp", unstamped(line)[0])
+    return said if isinstance(said, float) else 0.0
 
 
 def _shared(text: Sequence[str], part: Sequence[str]) -> int:

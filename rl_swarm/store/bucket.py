@@ -12,7 +12,7 @@ from pathlib import Path
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
-from obstore.store import ObjectStore
+from obstore.store import AzureStore, ObjectStore
 
 from rl_swarm.clock import Clock
 from rl_swarm.errors import NotFound, Refused
@@ -110,7 +110,9 @@ class BucketStore(Store):
         return sorted([*folders, *files])
 
     def _list_from(self, folder: str, after: str, most: int) -> list[str]:
-        """One request for a page of names; on Azure, whose listings cannot begin in the middle, all pages up to there."""
+        """One request for a page of names; on Azure, where a listing cannot begin anywhere, all of them."""
+        if isinstance(self._small, AzureStore):
+            return super()._list_from(folder, after, most)
         prefix = folder.rstrip("/")
         with translated(folder):
             found = next(iter(obstore.list(self._small, prefix, offset=f"{prefix}/{after}", chunk_size=most)), [])

@@ -76,6 +76,17 @@ def test_a_file_that_grew_after_its_segments_were_merged_is_read_in_order_under_
         assert found == rows[-len(found) :], limit
 
 
+@pytest.mark.parametrize("line", ['{{"timestamp": {}.0}}', "2026-11-17T08:41:{}.000Z said"])
+@pytest.mark.parametrize("file_is_older", [True, False])
+def test_a_file_and_segments_that_share_nothing_are_read_by_their_time(line: str, file_is_older: bool) -> None:
+    """A folder that was used through a mount later, and one that was copied from a store with segments."""
+    store, older, newer = MemoryStore(), [line.format(number) for number in (10, 11)], [line.format(number) for number in (12, 13)]
+    in_file, in_segments = (older, newer) if file_is_older else (newer, older)
+    store.rewrite(KEY, "".join(f"{each}\n" for each in in_file).encode())
+    store.put(f"{LAYOUT.segments(KEY)}/00000000010.jsonl", "".join(f"{each}\n" for each in in_segments).encode())
+    assert progress.lines(store, KEY) == older + newer
+
+
 def test_of_all_segments_together_no_more_is_read_than_of_one_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "JOURNAL_BYTES", 100_000)
     store = MemoryStore(clock=VirtualClock())
