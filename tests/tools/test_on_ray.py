@@ -19,11 +19,12 @@ from types import ModuleType
 import pytest
 
 from rl_swarm.cli import main
+from rl_swarm.errors import ConfigError
 from rl_swarm.store import Store, open_store
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.rounds import read_reward, rounds_with_rewards
 from rl_swarm.tools import on_ray
-from rl_swarm.tools.on_ray import Host, sent_to_nodes
+from rl_swarm.tools.on_ray import Cluster, Host, sent_to_nodes
 from tests.support import rows
 from tests.support.processes import ROOT, descendants
 from tests.support.s3_server import BUCKET, KEY, SECRET, free_ports, s3_server, variables
@@ -82,6 +83,19 @@ def test_an_address_at_which_nobody_answers_is_one_line(
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert f"--on ray finds no cluster at '127.0.0.1:{port}'" in said and "start one with 'ray start --head'" in said
+
+
+def test_who_finds_no_room_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = ModuleType("ray")
+    machines = [({"CPU": 8.0, "GPU": 1.0}, True), ({"CPU": 2.0}, True), ({"CPU": 8.0, "GPU": 8.0}, False)]
+    ray.nodes = lambda: [{"Resources": has, "Alive": alive} for has, alive in machines]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert Cluster(cpus=1.0, gpus=0.25).room() == 4 and Cluster(cpus=1.0).room() == 10
+    assert Cluster(cpus=1.0).what_fits(10) == []
+    [line] = Cluster(cpus=3.0).what_fits(4)
+    assert line.startswith("the Ray cluster has room for 2 workers with 3 CPUs and 0 GPUs each: the others start when")
+    with pytest.raises(ConfigError, match="no machine of the Ray cluster has 1 CPUs and 2 GPUs for a worker: lower"):
+        Cluster(cpus=1.0, gpus=2.0).what_fits(1)
 
 
 def test_a_call_that_is_repeated_starts_no_second_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
