@@ -33,8 +33,8 @@ def test_money_is_requests_storage_and_traffic() -> None:
 
 
 def test_units_of_drive_follow_the_feed_in_a_large_swarm() -> None:
-    assert scale.units(10) == pytest.approx(8 * 100 + 5.8 * 50 + 4 * 200 + 0.4 * 100)
-    assert scale.units(10_000) - scale.units(10) == pytest.approx((58 - 8) * 100)
+    assert scale.units(10) == pytest.approx(8 * 100 + 6.6 * 50 + 4 * 200 + 0.4 * 100)
+    assert scale.units(10_000) - scale.units(10) == pytest.approx((66 - 8) * 100)
 
 
 def test_the_page_is_the_one_that_is_written() -> None:
