@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,21 @@ def test_a_service_that_ignores_the_condition_is_found_out_by_trying(place: str,
     assert type(store) is CandidateBucket
     assert store.put("a/x", b"1") and not open_store(place).put("a/x", b"2")
     assert type(open_store(place, writable=False)) is CandidateBucket
+
+
+def test_a_page_of_a_crowded_folder_is_one_request(server: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, path = make_client(server, BUCKET), place.removeprefix(f"s3://{BUCKET}/")
+    names = [f"n{number:04d}.json" for number in range(1_100)]
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda name: obstore.put(client, f"{path}/a/{name}", b""), names))
+    agree(server, place, True)
+    with fault_proxy(server, seed=1) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(place)
+        for after, found in (("", names[:1_000]), ("n0050.jso", names[50:1_050]), ("n1000.json", names[1_001:])):
+            before = sum(proxy.done.values())
+            assert store.list_from("a", after, 1_000) == found
+            assert sum(proxy.done.values()) - before == 1
 
 
 def test_answers_that_are_lost_mislead_nobody(server: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
