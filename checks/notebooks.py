@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from string import Template
 
 import nbformat
 from nbclient import NotebookClient
+
+from rl_swarm.swarm.layout import Layout
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 CELL_SECONDS = 3600
@@ -105,7 +108,7 @@ def for_everybody() -> list[Notebook]:
         ),
         Notebook(
             ("EX12.01.RL_Swarm_Worker", "colab_worker"),
-            ("worker", "train", "results", "keep", "use"),
+            ("worker", "train", "together", "results", "keep", "use"),
             {
                 "title": "Worker",
                 "about": "Join a swarm that somebody began with `EX12.00`, or go on alone until others come. Model, tasks "
@@ -301,16 +304,23 @@ def groups() -> list[list[Notebook]]:
 
 
 def run_group(group: Sequence[Notebook], folder: Path, **constants: object) -> list[nbformat.NotebookNode]:
-    """Run notebooks at the same time, each with a home of its own; return them with their outputs."""
+    """Run notebooks at the same time, each with a home of its own; return them with their outputs.
+
+    One that runs beside another waits for the first round of that: nano may be done with all rounds before a friend has begun.
+    """
 
     def run(notebook: Notebook) -> nbformat.NotebookNode:
         made = as_file(notebook)
+        while notebook.beside and not first.done() and not any(folder.rglob(f"{Layout('friends').states}/*")):
+            time.sleep(0.5)
         execute(made, folder, {"RL_SWARM_HOME": str(folder / f"home_{group.index(notebook)}")}, **constants)
         tidy(made, folder)
         return made
 
     with ThreadPoolExecutor(len(group)) as threads:
-        return list(threads.map(run, group))
+        first = threads.submit(run, group[0])
+        others = [threads.submit(run, notebook) for notebook in group[1:]]
+        return [each.result() for each in (first, *others)]
 
 
 def main(arguments: list[str] | None = None) -> int:
