@@ -32,7 +32,7 @@ MINUTES = (
     "a few minutes on two cores with nano, as in the outputs below. It was not run on a GPU: there the live view tells the time "
     "left after a few rounds."
 )
-ROUNDS, FEW_ROUNDS = ({"CPU": rounds, "T4": 200, "A100": 2000} for rounds in (60, 20))
+ROUNDS, FEW_ROUNDS, MANY_ROUNDS = ({"CPU": rounds, "T4": 200, "A100": 2000} for rounds in (60, 20, 300))
 _QWEN = '{{"MODEL_NAME": "Gensyn/Qwen2.5-0.5B-Instruct", "DTYPE": "{}", "LORA_RANK": {}, "LEARNING_RATE": "1e-4"}}'
 _GPT2 = '{"MODEL_NAME": "openai-community/gpt2", "DTYPE": "float32", "EVAL_INTERVAL": 0}'
 QWEN = {"t4": _QWEN.format("float16", 16), "a100": _QWEN.format("bfloat16", 32)}
@@ -103,6 +103,7 @@ def for_everybody() -> list[Notebook]:
             "friends",
             "4/4",
             workers={"CPU": 1, "T4": 1, "A100": 1},
+            rounds=MANY_ROUNDS,
             other_names=("colab_coordinator",),
             more=("use",),
         ),
@@ -114,7 +115,7 @@ def for_everybody() -> list[Notebook]:
                 "about": "Join a swarm that somebody began with `EX12.00`, or go on alone until others come. Model, tasks "
                 "and rounds are the swarm's.",
                 "time": MINUTES,
-                "rounds": ROUNDS,
+                "rounds": MANY_ROUNDS,
                 "command": '"work"',
                 **QWEN,
             },

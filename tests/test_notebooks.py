@@ -183,7 +183,7 @@ def informative(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
     """In the order of a user: the worker joins the coordinator, the monitoring and the analysis find the runs of those before."""
     for group in groups():
-        long_enough_to_meet = {"ROUNDS": {"CPU": 60}} if len(group) > 1 else {}
+        long_enough_to_meet = {"ROUNDS": {"CPU": 200}} if len(group) > 1 else {}
         for made in run_group(group, tmp_path, **{**small(group[0]), **long_enough_to_meet}):
             assert "Traceback" not in shown(made), group[0].names[0]
 
