@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rl_swarm.errors import ConfigError
+from rl_swarm.extras import install_command
 from rl_swarm.runs.record import Round
 
 NOT_FIGURES = ("version", "timestamp", "round")
@@ -87,7 +88,7 @@ def require_trackers(names: Sequence[str]) -> None:
     """Raise ConfigError with the command that installs what is missing."""
     for name in names:
         if find_spec(name) is None:
-            raise ConfigError(f"TRACK asks for {name}, which is not installed: pip install 'rl-swarm[{name}]', or leave it out")
+            raise ConfigError(f"TRACK asks for {name}, which is not installed: {install_command(name)}, or leave it out")
 
 
 class Trackers:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import FrameType
 
 from rl_swarm.errors import ConfigError
+from rl_swarm.extras import install_command
 from rl_swarm.processes.stopping import launcher_of, watching_launcher
 
 HOST, PORT = "127.0.0.1", 8470
@@ -37,7 +38,7 @@ def require_libraries() -> None:
     """Raise ConfigError with the command that installs what is missing."""
     for name in LIBRARIES:
         if find_spec(name) is None:
-            raise ConfigError(f"the dashboard needs the library {name!r}, which is not installed: pip install 'rl-swarm[web]'")
+            raise ConfigError(f"the dashboard needs the library {name!r}, which is not installed: {install_command('web')}")
 
 
 def choose_address(host: str, port: int | None, token: str | None) -> Address:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rl_swarm.errors import ConfigError, NotFound, StoreAway
+from rl_swarm.extras import install_command
 from rl_swarm.web.figures import HELP, Figure, figures
 from rl_swarm.web.runs import Runs
 
@@ -41,7 +42,7 @@ def _require_libraries() -> None:
         there = None
     if not there:
         raise ConfigError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'rl-swarm[otel]', or unset it"
+            f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed: {install_command('otel')}, or unset it"
         )
 
 
