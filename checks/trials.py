@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -122,11 +122,35 @@ def varied(name: str, rounds: int) -> Iterator[None]:
     if not name:
         yield
         return
+    from rl_swarm.learning import grpo, trainer
+    from rl_swarm.tasks import Tasks
+
+    def plain_advantages(rewards_G: Any) -> Any:
+        return rewards_G - rewards_G.mean()
+
+    def by_level(tasks: Tasks, position: int) -> int:
+        """The easy levels in the first third of 8 questions a round, then the others."""
+        easy = {spec.id for spec in parse_tasks(TASK_PRESETS["easy"])}
+        wanted = [number for number, spec in enumerate(tasks.specs) if (spec.id in easy) == (position < 8 * rounds / 3)]
+        return wanted[position % len(wanted)]
+
+    with ExitStack() as patched:
+        patched.enter_context(patch("rl_swarm.node.learner.Trainer", varied_trainer(name, rounds)))
+        if name == "easy levels first":
+            patched.enter_context(patch.object(Tasks, "_choice", by_level))
+        if name == "no standard deviation":
+            patched.enter_context(patch.object(grpo, "group_advantages", plain_advantages))
+        if name.startswith("clip"):
+            patched.enter_context(patch.object(trainer, "MAX_GRAD_NORM", float(name.split()[1])))
+        yield
+
+
+def varied_trainer(name: str, rounds: int) -> type:
+    """The trainer with other betas, two steps a batch, averaged weights, or a distance to the base model in its loss."""
     import torch
 
     from rl_swarm.learning import grpo, trainer
     from rl_swarm.learning.engine.forward import PaddedReader
-    from rl_swarm.tasks import Tasks
 
     class Varied(trainer.Trainer):
         def __init__(self, policy: Any, *arguments: Any, **more: Any) -> None:
@@ -173,29 +197,7 @@ def varied(name: str, rounds: int) -> Iterator[None]:
             with patch.object(grpo, "token_loss", with_distance):
                 return super()._backward(passages, reading, tokens)
 
-    def plain_advantages(rewards_G: Any) -> Any:
-        return rewards_G - rewards_G.mean()
-
-    def by_level(tasks: Tasks, position: int) -> int:
-        """The easy levels in the first third of 8 questions a round, then the others."""
-        easy = {spec.id for spec in parse_tasks(TASK_PRESETS["easy"])}
-        wanted = [number for number, spec in enumerate(tasks.specs) if (spec.id in easy) == (position < 8 * rounds / 3)]
-        return wanted[position % len(wanted)]
-
-    patches = [patch("rl_swarm.node.learner.Trainer", Varied)]
-    if name == "easy levels first":
-        patches.append(patch.object(Tasks, "_choice", by_level))
-    if name == "no standard deviation":
-        patches.append(patch.object(grpo, "group_advantages", plain_advantages))
-    if name.startswith("clip"):
-        patches.append(patch.object(trainer, "MAX_GRAD_NORM", float(name.split()[1])))
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()
+    return Varied
 
 
 def table(outcomes: Sequence[Outcome], trials: Sequence[Trial]) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError
 from rl_swarm.extras import install_command
+from rl_swarm.values import expanded
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -30,7 +30,7 @@ def test_a_cycle_would_be_found() -> None:
 def test_the_root_holds_values_configuration_and_the_command_line() -> None:
     at_root = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     values = {"clock", "randomness", "text", "document", "identity", "packing", "rollout"}
-    assert at_root == values | {"errors", "config", "extras", "cli"}
+    assert at_root == values | {"errors", "values", "config", "extras", "cli"}
     assert [name for name, others in modules().items() if "cli" in others] == [], "only people use the command line"
 
 

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import click
 
-from rl_swarm.config import SETTINGS, is_text
+from rl_swarm.config import SETTINGS
 from rl_swarm.errors import ConfigError, SwarmError
 from rl_swarm.text import visible
+from rl_swarm.values import is_text
 
 NO_COMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 shows the help by itself
 EVERYTHING = "rl_swarm.help_all"  # marks a context whose help shows every setting

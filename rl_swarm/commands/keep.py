@@ -5,6 +5,7 @@ import os
 import click
 
 from rl_swarm import config as configuration
+from rl_swarm import values
 from rl_swarm.commands.common import Flags, json_option, open_experiment, print_result
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked
@@ -15,8 +16,8 @@ LIST, SHOW, CLEAN = "list", "show", "clean"
 
 
 @command(settings=("store",), example="rl-swarm experiments list\nrl-swarm experiments show demo --gdrive-path ./rl-swarm-data")
-@click.argument("action", type=Checked(configuration.choice(LIST, SHOW, CLEAN)), default=LIST, metavar="[list|show|clean]")
-@click.argument("name", type=Checked(configuration.name, "name"), required=False, metavar="[EXPERIMENT]")
+@click.argument("action", type=Checked(values.choice(LIST, SHOW, CLEAN)), default=LIST, metavar="[list|show|clean]")
+@click.argument("name", type=Checked(values.name, "name"), required=False, metavar="[EXPERIMENT]")
 @click.option("--keep-checkpoints", is_flag=True, help="clean all but checkpoints and settings")
 @click.option("--yes", is_flag=True, help="clean without asking")
 @json_option

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from rl_swarm import config as configuration
+from rl_swarm import values
 from rl_swarm.commands.common import json_option, load_settings, make_console, open_experiment, open_run, print_result
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, output_folder, whole
 from rl_swarm.commands.typed import program
-from rl_swarm.config import node_name
+from rl_swarm.values import node_name
 from rl_swarm.web.server import HOST, PORT, choose_address, require_libraries, serve
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def logs(node: str | None, follow: bool, lines: int, detailed: bool, as_json: bo
 
 
 @command(settings=("store", "experiment"), example="rl-swarm report demo --gdrive-path ./rl-swarm-data")
-@click.argument("name", type=Checked(configuration.name, "name"), required=False, metavar="[EXPERIMENT]")
+@click.argument("name", type=Checked(values.name, "name"), required=False, metavar="[EXPERIMENT]")
 @click.option("--output", type=Checked(output_folder, "folder"), help="where the files go [into the experiment]")
 @click.option("--no-model", is_flag=True, help="take the examples from published texts, and load no model")
 @click.option("--csv", "as_csv", is_flag=True, help="print the figures of every node and round instead")
@@ -92,7 +93,7 @@ def report(name: str | None, output: Path | None, no_model: bool, as_csv: bool, 
 
 
 @command(settings=("store", "experiment"), example="rl-swarm web --gdrive-path ./rl-swarm-data")
-@click.option("--host", type=Checked(configuration.text), default=HOST, help="address to listen on; other machines need a token")
+@click.option("--host", type=Checked(values.text), default=HOST, help="address to listen on; other machines need a token")
 @click.option("--port", type=whole(0, 65535), help=f"[{PORT}, or the next free one]")
 def web(host: str, port: int | None, **flags: str | None) -> None:
     """Show runs on a live page, with an API.

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from rl_swarm import config as configuration
-from rl_swarm.config import expanded, read
+from rl_swarm import values
+from rl_swarm.values import expanded, read
 
 
 class Checked(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -29,11 +29,11 @@ class Checked(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 def whole(least: int, most: int) -> Checked:
-    return Checked(configuration.integer(least, most), "integer")
+    return Checked(values.integer(least, most), "integer")
 
 
 def decimal(least: float, most: float) -> Checked:
-    return Checked(configuration.number(least, most), "number")
+    return Checked(values.number(least, most), "number")
 
 
 def cluster_address(value: str) -> str:
@@ -46,7 +46,7 @@ def cluster_address(value: str) -> str:
 
 def gpus(value: str) -> float:
     """Parse a number of GPUs: a share of one, or whole ones."""
-    number = configuration.number(0, 64)(value)
+    number = values.number(0, 64)(value)
     if number > 1 and number % 1:
         raise ValueError("is neither a share of one GPU nor a whole number: write 0.25, 1 or 2")
     return number

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rl_swarm import config as configuration
+from rl_swarm import values
 from rl_swarm.commands.common import WORKERS, Flags, check_libraries, load_settings, make_console, open_run, warn
 from rl_swarm.commands.group import Rare, command
 from rl_swarm.commands.options import Checked, cluster_address, decimal, gpus
@@ -55,7 +56,7 @@ def demo(workers: int, web: bool, **flags: str | None) -> None:
 @click.option("--on", type=Checked(cluster_address), help="run them on a Ray cluster: ray, or ray:HOST:PORT")
 @click.option("--cpus-per-worker", cls=Rare, type=decimal(0.01, 1024), help="cores of a worker on the cluster [1]")
 @click.option("--gpus-per-worker", cls=Rare, type=Checked(gpus), help="GPUs of a worker on the cluster, such as 0.25 [0]")
-@click.option("--preset", type=Checked(configuration.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
+@click.option("--preset", type=Checked(values.choice(*GPU_PRESETS)), help="settings for one GPU, see docs/operating.md")
 @click.option("--follow", cls=Rare, is_flag=True, help="show every node's output, each line with its name")
 @web_option
 @correct_option
@@ -206,7 +207,7 @@ def join(address: str, **flags: str | None) -> None:
             f"the address must be STORE/EXPERIMENT or STORE/EXPERIMENT#KEY, got {address!r}: for instance ./data/demo"
         )
     if founder is not None:
-        configuration.read("KEY, after the # of the address,", configuration.founder, founder)
+        values.read("KEY, after the # of the address,", values.founder, founder)
     flags |= {"store": place, "experiment": experiment, "role": "worker"} | ({"founder": founder} if founder is not None else {})
     loaded, store, layout = open_run(flags)
     found = experiments.existing(store, layout, loaded.founder)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rl_swarm import config as configuration
+from rl_swarm import values
 from rl_swarm.commands.common import WORKERS, check_libraries, make_console
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, output_folder, whole
@@ -43,7 +44,7 @@ def reproduce(**given: Any) -> None:
 
 
 @command(settings=("store",), example="rl-swarm analyze alone-1 sharing-1 --gdrive-path ./rl-swarm-data")
-@click.argument("experiments", type=Checked(configuration.name, "name"), nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.argument("experiments", type=Checked(values.name, "name"), nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--best", help="the split that is tested first [the sharing one with most own rollouts]")
 @click.option("--output", type=Checked(output_folder, "folder"), default="analysis", help="where the report goes")
 def analyze(experiments: tuple[str, ...], best: str | None, output: Path, **flags: str | None) -> None:

@@ -11,8 +11,9 @@ import click
 from rl_swarm.commands.common import check_libraries, json_option, make_console, open_experiment, print_result, working
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, question_text
-from rl_swarm.config import load, place
+from rl_swarm.config import load
 from rl_swarm.store import outside
+from rl_swarm.values import place
 
 TRAINED = ("store", "experiment", "node_id")
 LOADING = "loading libraries"

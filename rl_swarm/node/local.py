@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rl_swarm.config import Config, expanded
+from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
 from rl_swarm.processes.stopping import LAUNCHER_SECONDS, LOOK_SECONDS
 from rl_swarm.swarm.experiment import Experiment
+from rl_swarm.values import expanded
 
 POLL_SECONDS = 0.2
 NOTICE_SECONDS = 3 * LOOK_SECONDS  # in which a node notices that its launcher died, and marks itself as stopping

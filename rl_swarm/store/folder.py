@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import expanded
 from rl_swarm.errors import ConfigError, NotFound, Refused, StoreAway
 from rl_swarm.store.base import Store, Transient
 from rl_swarm.store.guard import Folder, RootGone, open_folder
+from rl_swarm.values import expanded
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EXDEV}
 REMEDIES = {  # errors that mean this one name cannot be used; the store itself works

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from rl_swarm.clock import Clock
-from rl_swarm.config import expanded, refuse_credentials
 from rl_swarm.errors import ConfigError, LibraryError
 from rl_swarm.extras import install_command
 from rl_swarm.store.base import Store
+from rl_swarm.values import expanded, refuse_credentials
 
 EXTRAS = {"s3": "cloud", "gs": "cloud", "az": "cloud", "gdrive": "gdrive"}
 CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_", "DRIVE_EMULATOR_HOST")  # beginnings of the variables that stores read

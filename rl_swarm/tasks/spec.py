@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rl_swarm.config import Config, expanded, number, read
+from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError
+from rl_swarm.values import expanded, number, read
 
 TASK_PRESETS: dict[str, str] = {
     "paper": (
