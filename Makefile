@@ -10,7 +10,7 @@ GENRL_READY := $(GENRL_VENV)/ready
 SLOW_READY := $(VENV)/slow
 CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
-SHOWN := awk '/^Collecting/ {print \"  \" \$$2; fflush()} /^Installing/ {print \"  installing them\"; fflush()}'
+SHOWN := awk '/^Collecting/ {sub(/[^A-Za-z0-9._-].*/, \"\", \$$2); print \"  fetching \" \$$2; fflush()} /^Installing/ {print \"  installing all of them, a minute or two\"; fflush()}'
 
 .PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak tidy reliability pictures notebooks readme release-check tour
 
@@ -23,7 +23,7 @@ setup: $(READY) ## Make .venv with everything in it
 $(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, $(PYTHON) is older: set PYTHON=python3.12 or the like" >&2; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
-	@echo "Setting up $(VENV); the first time takes a few minutes and 1.5 GB of disk"
+	@echo "Setting up $(VENV); the first time takes a few minutes and 2 GB of disk"
 	@bash -o pipefail -c "$(BIN)/python -m $(PIP) $(addprefix -c ,$(CONSTRAINTS)) -e '.[dev]' | $(SHOWN)"
 	@touch $@
 

@@ -23,10 +23,12 @@ def shown(value: Any) -> str:
 
 
 def settings_that_matter() -> str:
-    defaults = load({})
+    defaults, nano = load({}), load({"MODEL_NAME": "nano"})
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for name in THAT_MATTER:
-        rows.append(f"| `{SETTINGS[name].variable}` | {shown(getattr(defaults, name))} | {SETTINGS[name].meaning} |")
+        usual, small = getattr(defaults, name), getattr(nano, name)
+        with_nano = f", {shown(small)} with nano" if small != usual and name != "model" else ""
+        rows.append(f"| `{SETTINGS[name].variable}` | {shown(usual)}{with_nano} | {SETTINGS[name].meaning} |")
     return "\n".join(rows)
 
 
@@ -53,11 +55,14 @@ def result() -> str:
     rounds = int(re.findall(r"(\d+) rounds", found["about"])[0])
     split, whole = ours["arm"]["split"], alone["arm"]["split"]
     gain = f"{percent(abs(against['gain']))} {'more' if against['gain'] > 0 else 'less'}"
+    how = (
+        f"A model that shares trains on {split['own']} rollouts of its own and {split['external']} of its peers in each round. "
+        f"A model alone trains on {whole['own']} of its own."
+    )
     return (
         f"**{ours['arm']['nodes']} small models that share earn {gain} reward in {rounds} rounds than {alone['arm']['nodes']} that "
-        f"do not, and write {percent(fewer)} fewer tokens for it.** In each round a model that shares learns from {split['own']} "
-        f"rollouts of its own and {split['external']} of the others, one that does not from {whole['own']} of its own. Sharing was "
-        f"better on {better} of {len(against['seeds'])} seeds (p = {against['p']:.4f})."
+        f"do not, and write {percent(fewer)} fewer tokens for it.** {how} The comparison was repeated with {len(against['seeds'])} "
+        f"random seeds, and sharing won {better} times (p = {against['p']:.4f})."
     )
 
 

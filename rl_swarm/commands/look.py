@@ -10,7 +10,15 @@ import click
 
 from rl_swarm import config as configuration
 from rl_swarm import values
-from rl_swarm.commands.common import json_option, load_settings, make_console, open_experiment, open_run, print_result
+from rl_swarm.commands.common import (
+    found_here,
+    json_option,
+    load_settings,
+    make_console,
+    open_experiment,
+    open_run,
+    print_result,
+)
 from rl_swarm.commands.group import command
 from rl_swarm.commands.options import Checked, output_folder, whole
 from rl_swarm.commands.typed import program
@@ -89,7 +97,7 @@ def report(name: str | None, output: Path | None, no_model: bool, as_csv: bool, 
         return
     from rl_swarm.tools.report import report as write
 
-    write(os.environ, flags, output, not no_model, program(), make_console())
+    write(os.environ, found_here(flags), output, not no_model, program(), make_console())
 
 
 @command(settings=("store", "experiment"), example="rl-swarm web --gdrive-path ./rl-swarm-data")

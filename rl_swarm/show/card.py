@@ -16,7 +16,7 @@ from rich.text import Text
 from rl_swarm.runs.examples import NOT_READ, PARTLY, Answered, Example, telling
 from rl_swarm.runs.measures import interval
 from rl_swarm.runs.summary import Change, NodeSummary, Summary
-from rl_swarm.show.formats import date, duration, flat, number, percent, rounds_named, within
+from rl_swarm.show.formats import EMPTY, date, duration, flat, number, percent, rounds_named, within
 from rl_swarm.text import counted, visible
 
 DAMAGED = "Damaged files, missing at least in part from these figures"
@@ -83,9 +83,11 @@ def honest_note(summary: Summary) -> str:
     form = f"made to begin with <answer>, the base model answers {knew} correctly"
     if seen.after <= base.before:
         return f"The rise is finding the form, not knowing more: {form}.{_lost(summary)}"
-    more = f"{100 * (seen.after - base.before):.1f} points beyond the form"
-    chance = "" if low > base.before else f", within what chance explains on {counted(summary.held_out_questions, 'question')}"
-    return f"In the form that is rewarded they know more than before: {form}, so the rise goes {more}{chance}.{_lost(summary)}"
+    more = f"{100 * (seen.after - base.before):.1f} points"
+    if low > base.before:
+        return f"They learnt more than the form: {form}, so the rise goes {more} beyond it.{_lost(summary)}"
+    chance = f"chance alone explains as much on {counted(summary.held_out_questions, 'question')}"
+    return f"The rise is mostly finding the form: {form}. It goes {more} beyond that, but {chance}.{_lost(summary)}"
 
 
 def _lost(summary: Summary) -> str:
@@ -94,7 +96,7 @@ def _lost(summary: Summary) -> str:
     if known.before is None or known.after is None or interval(known.after, summary.held_out_questions)[1] >= known.before:
         return ""
     before, after = percent(known.before, ".1%"), percent(known.after, ".1%")
-    return f" Some knowledge was lost all the same: {before} were right in any form, now {after}."
+    return f" What it cost: {before} were right in any form before, now {after}."
 
 
 def title(summary: Summary) -> str:
@@ -141,7 +143,7 @@ def sections(summary: Summary, examples: Sequence[Example], places: Places, prog
         Section(
             "Reward of each node before and after, what it gave and got", _some([_shared(node, width) for node in summary.nodes])
         ),
-        *([Section("One question, before and after", _example(examples))] if examples else []),
+        *([_example(examples)] if examples else []),
         *([Section(DAMAGED, _some(summary.damaged))] if summary.damaged else []),
         Section("Where to look", where, to_copy=True),
         Section("What to try next", next_steps(summary, places, program), to_copy=True),
@@ -174,7 +176,7 @@ def _shared(node: NodeSummary, width: int) -> str:
     return f"{node.node_id:<{width}}  {rewards}; peers trained on its rollouts {gave}, it on theirs {got}"
 
 
-def _example(examples: Sequence[Example]) -> list[str]:
+def _example(examples: Sequence[Example]) -> Section:
     shown = telling(examples)
     turned = "the first that came to the full reward" if shown.turned else "the first, since none came to the full reward"
     kind = "one question of each task" if shown.same_question else "completions of the first and the last round, one of each task"
@@ -182,11 +184,12 @@ def _example(examples: Sequence[Example]) -> list[str]:
     for answer in (shown.before, shown.after):
         asked = f"asked: {flat(answer.prompt)}"
         lines += [_answer(answer)] if asked in lines else [asked, _answer(answer)]
-    return lines
+    about = "One question, before and after" if shown.same_question else "Two answers, of the first rounds and of the last"
+    return Section(about, lines)
 
 
 def _answer(answer: Answered) -> str:
-    return f"{answer.by}: {flat(answer.text) or '(nothing)'}  ({worth(answer)})"
+    return f"{answer.by}: {flat(answer.text) or EMPTY}  ({worth(answer)})"
 
 
 def worth(answer: Answered) -> str:

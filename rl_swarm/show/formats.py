@@ -8,6 +8,7 @@ from rl_swarm.runs.measures import interval
 from rl_swarm.text import visible
 
 NOTHING = "–"  # a figure that was not measured
+EMPTY = "(nothing)"  # a completion without text
 LONGEST_SHOWN = 2000  # characters of a text that are shown
 YEAR_9999 = 253_370_764_800  # the last year that has a date
 

@@ -25,7 +25,7 @@ from rl_swarm.runs.examples import NOT_READ, PARTLY, RIGHT, WRONG, Answered
 from rl_swarm.runs.following import MEAN_ROUNDS, Following, Moment, NodeMoment
 from rl_swarm.show import cell
 from rl_swarm.show.cell import CellScreen
-from rl_swarm.show.formats import ago, duration, flat, number, roughly
+from rl_swarm.show.formats import EMPTY, ago, duration, flat, number, roughly
 from rl_swarm.show.tables import make_table
 from rl_swarm.text import counted, visible
 
@@ -40,7 +40,7 @@ STATE_SHARE = 0.28  # of the width, for what a node is doing, before any figure 
 LEAST_FIGURE = 6  # columns of a figure, so that columns do not come and go while figures change
 MOST_REMARKS = 4
 BLOCKS = " ▁▂▃▄▅▆▇█"
-LEGEND = f"reward: mean of the last {MEAN_ROUNDS} rounds; own, external: rollouts used, of I and J"
+LEGEND = f"reward: mean of {MEAN_ROUNDS} rounds; own, external: rollouts learnt from, of I and J"
 VERDICTS = {RIGHT: "green", NOT_READ: "yellow", PARTLY: "yellow", WRONG: "red"}
 STYLES = {"silent": "bold yellow", "failed": "bold red", "complete": "bold green", "stopped": "yellow", "waiting": "dim"}
 MEASURE = Console(file=io.StringIO())  # wrapping a text needs any console
@@ -353,12 +353,23 @@ def _sample(shown: Answered | None, wanted: str, width: int, lines: int) -> Grou
     style = VERDICTS[shown.verdict]
     title = Text.assemble((shown.verdict, f"bold {style}"), f"  reward {number(shown.reward, 2)}  {visible(shown.by)}")
     title.truncate(width, overflow="ellipsis")
-    return Group(title, *_cut(shown.prompt, width, lines, "dim"), *_cut(shown.text or "(nothing)", width, lines, style))
+    asked, answered = ending(flat(shown.prompt), _room(width, lines)), flat(shown.text) or EMPTY
+    return Group(title, *_cut(asked, width, lines, "dim"), *_cut(answered, width, lines, style))
+
+
+def ending(text: str, most: int) -> str:
+    """The last letters of a question: what is asked stands at its end, after words that all questions of a task begin with."""
+    return text if len(text) <= most else "…" + text[1 - most :]
+
+
+def _room(width: int, lines: int) -> int:
+    """How many letters fit for certain, whatever the length of their words."""
+    return lines * (width - 4)
 
 
 def _cut(text: str, width: int, lines: int, style: str) -> list[Text]:
     """The beginning of a text in exactly so many lines."""
-    shown = Text(flat(text), style=style)
-    shown.truncate(lines * (width - 4), overflow="ellipsis")
+    shown = Text(text, style=style)
+    shown.truncate(_room(width, lines), overflow="ellipsis")
     wrapped = list(shown.wrap(MEASURE, width))[:lines]
     return wrapped + [Text()] * (lines - len(wrapped))

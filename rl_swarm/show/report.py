@@ -22,7 +22,7 @@ from rl_swarm.show.card import (
     worth,
 )
 from rl_swarm.show.drawing import Panel, Shades, apart, label, legend_below, round_axis, sheet, smooth, thin, with_gaps
-from rl_swarm.show.formats import LONGEST_SHOWN, number, percent, rounds_named, within
+from rl_swarm.show.formats import EMPTY, LONGEST_SHOWN, number, percent, rounds_named, within
 from rl_swarm.show.page import Html, element, join, make_page, plots, settings_table, table, tile
 from rl_swarm.text import counted
 
@@ -162,7 +162,7 @@ def _asked(example: Example) -> Html:
 
 def _answer(answer: Answered) -> Html:
     kind = SHADES_OF[answer.verdict]
-    shown = element("pre", answer.text[:LONGEST_SHOWN] or "(nothing)", kind)
+    shown = element("pre", answer.text[:LONGEST_SHOWN] or EMPTY, kind)
     return join((shown, element("span", worth(answer), kind), element("div", answer.by, "faint")))
 
 

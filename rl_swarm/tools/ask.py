@@ -26,6 +26,7 @@ from rl_swarm.node.learner import MOST_TRIED, checkpoint_rounds, load_policy, st
 from rl_swarm.node.local import remembered_model, remembered_task_files
 from rl_swarm.rollout import Question
 from rl_swarm.runs.examples import Answered, Example
+from rl_swarm.show.formats import EMPTY
 from rl_swarm.show.steps import Step, unseen
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import node_of_checkpoint
@@ -211,13 +212,15 @@ def show(answers: Answers, console: Console) -> None:
     if console.is_terminal:
         console.print(Text(visible(answers.question)))
     side_by_side(answers, console)
+    if not answers.trained.strip():
+        console.print("The model was trained on its tasks alone, and knows little else: 'rl-swarm chat' names them", soft_wrap=True)
 
 
 def side_by_side(answers: Answers, console: Console) -> None:
     """Show both answers side by side on a terminal, one after the other elsewhere."""
     parts = [
-        (visible(f"base: {answers.model}"), visible(answers.base or "")),
-        (visible(f"trained: {answers.node_id}, round {answers.round}"), visible(answers.trained)),
+        (visible(f"base: {answers.model}"), visible(answers.base or "") or EMPTY),
+        (visible(f"trained: {answers.node_id}, round {answers.round}"), visible(answers.trained) or EMPTY),
     ]
     if not console.is_terminal:
         for title, text in parts:

@@ -103,3 +103,14 @@ def test_a_run_in_the_default_folder_is_found_without_naming_the_folder(tmp_path
     (tmp_path / "home" / "alone").mkdir(parents=True)
     assert found_here({"home": str(tmp_path / "home")}) == {"home": str(tmp_path / "home")}
     assert found_here({"experiment": "first", "store": "there"}) == {"experiment": "first", "store": "there"}
+
+
+def test_a_report_of_a_run_in_the_default_folder_needs_its_name_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GDRIVE_PATH", raising=False)
+    (tmp_path / "rl-swarm-data" / "experiments" / "first").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main(["report", "first"])
+    assert "GDRIVE_PATH" not in capsys.readouterr().err, "the folder is found; there is only no run in it yet"

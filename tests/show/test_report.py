@@ -377,10 +377,14 @@ def test_first_and_last_rounds_never_overlap() -> None:
         (
             (0.1, 0.8),
             (0.5, 0.8),
-            "In the form that is rewarded they know more than before: made to begin with <answer>, the base model answers 50.0 %",
+            "They learnt more than the form: made to begin with <answer>, the base model answers 50.0 %",
         ),
-        ((0.1, 0.8), (0.5, 0.8), "so the rise goes 30.0 points beyond the form."),
-        ((0.1, 0.52), (0.5, 0.6), "2.0 points beyond the form, within what chance explains on 400 questions."),
+        ((0.1, 0.8), (0.5, 0.8), "so the rise goes 30.0 points beyond it."),
+        (
+            (0.1, 0.52),
+            (0.5, 0.6),
+            "50.0 % correctly. It goes 2.0 points beyond that, but chance alone explains as much on 400 questions.",
+        ),
         ((0.3, 0.3), (0.2, 0.5), "did not rise"),
         ((None, None), (0.2, 0.5), "was not measured"),
     ],
@@ -392,8 +396,8 @@ def test_the_note_says_how_much_is_only_the_form(seen: Any, formed: Any, expecte
 
 def test_knowledge_that_was_lost_is_named() -> None:
     found = replace(empty_summary(), held_out=Change(0.0, 0.76), in_form=Change(0.71, 0.76), held_out_questions=400)
-    assert "lost" not in honest_note(replace(found, style_blind=Change(0.8, 0.78))), "as chance may have it"
-    told = "Some knowledge was lost all the same: 84.0 % were right in any form, now 76.0 %."
+    assert "cost" not in honest_note(replace(found, style_blind=Change(0.8, 0.78))), "as chance may have it"
+    told = "What it cost: 84.0 % were right in any form before, now 76.0 %."
     assert honest_note(replace(found, style_blind=Change(0.84, 0.76))).endswith(told)
     assert honest_note(replace(found, in_form=Change(0.8, 0.76), style_blind=Change(0.84, 0.76))).endswith(told)
 

@@ -16,7 +16,7 @@ from rl_swarm.runs.examples import Answered
 from rl_swarm.runs.following import Following, Moment, NodeMoment
 from rl_swarm.runs.validate import Finding
 from rl_swarm.show.formats import ago, duration, flat
-from rl_swarm.show.live import LINE_SECONDS, LiveView, area, live_frame, plain_line, status_view, watch
+from rl_swarm.show.live import LINE_SECONDS, LiveView, area, ending, live_frame, plain_line, status_view, watch
 from rl_swarm.show.tables import findings_table
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm.standing import Mute
@@ -330,3 +330,11 @@ def test_external_rollouts_have_one_name() -> None:
 
     for name in ("show.live", "show.report", "show.card", "node.worker"):
         assert "peers' used" not in module_files()[name].read_text() and '"peers\'"' not in module_files()[name].read_text()
+
+
+def test_of_a_long_question_the_end_is_shown() -> None:
+    asked = "State the final answer to the following arithmetic problem: 7 + 9 - 2 ="
+    sample = Answered(asked, "<answer>14</answer>", 1.0, "w1, round 3")
+    moment = Moment("e", "running", 10, rounds_done=4, pace=1.0, nodes=(), curve=((0, 0.5),), good=sample, other=sample)
+    assert "7 + 9 - 2 =" in shown(live_frame(moment, 0.0, 80, 24), width=80)
+    assert ending("abcdef", 6) == "abcdef" and ending("abcdefg", 6) == "…cdefg"

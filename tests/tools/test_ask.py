@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -365,6 +365,14 @@ def test_a_model_text_is_shown_and_never_obeyed() -> None:
     row = next(line for line in panels.splitlines() if "[red]hi[/red]" in line)
     assert r"[red]hi[/red] \x1b[31m\x07" in row and "one" in row, "side by side"
     assert "\x1b" not in panels and "\x07" not in panels and "\u202e" not in panels
+
+
+def test_a_model_that_writes_nothing_is_explained() -> None:
+    console = Console(file=io.StringIO())
+    show(replace(HOSTILE, base="", trained=""), console)
+    said = str(console.file.getvalue())  # type: ignore[attr-defined]
+    assert said.count("(nothing)") == 2 and "trained on its tasks alone" in said
+    assert "trained on its tasks alone" not in shown()
 
 
 def test_what_can_be_printed_stays_as_it_is() -> None:
