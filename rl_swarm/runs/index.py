@@ -39,7 +39,8 @@ class Heard:
 class RunIndex:
     """Everything that views show of one run. Read it within `reading`: another thread may be looking.
 
-    `version` grows with every change. `trouble` says why nothing new can be read, if nothing can.
+    `version` grows with every change. `trouble` says why nothing new can be read, if nothing can. `current` is True after a look,
+    until somebody sets it to False because there was none for long.
     """
 
     def __init__(self, store: Store, layout: Layout, founder: str | None = None) -> None:
@@ -52,6 +53,7 @@ class RunIndex:
         self.version = 0
         self._born = time.monotonic_ns()
         self.behind = True
+        self.current = False
         self.trouble = ""
         self.gossip: deque[Heard] = deque(maxlen=MOST_GOSSIP)
         self._heard: dict[str, int] = {}  # the newest round of each node whose completions were read
@@ -93,7 +95,7 @@ class RunIndex:
                 self.trouble = str(error)
                 raise
             finally:
-                self.behind = self.following.behind
+                self.behind, self.current = self.following.behind, True
                 self.version += before != (self.moment, self.trouble, self.behind)
 
     def _listen(self) -> None:

@@ -1,6 +1,7 @@
 """Follow the runs of one store, once for all viewers.
 
-One thread polls the runs that somebody watches. Memory is bounded: the least recently watched runs are dropped.
+One thread polls the runs that somebody watches. A run that nobody has watched for a while is read again before it is shown.
+Memory is bounded: the least recently watched runs are dropped.
 """
 
 import threading
@@ -75,14 +76,15 @@ class Runs:
         if name not in self._indexes and name not in self.names():
             raise NotFound(f"there is no experiment {name!r} in {self.store.url}: choose one of /api/experiments")
         with self._lock:
-            self._watched_at[name] = time.monotonic()
             known = self._indexes.setdefault(name, RunIndex(self.store, Layout(name), self.founder))
+            known.current &= self._is_watched(name)
+            self._watched_at[name] = time.monotonic()
             self._indexes.move_to_end(name)
             while len(self._indexes) > MOST_RUNS:
                 dropped, _ = self._indexes.popitem(last=False)
                 self._watched_at.pop(dropped, None)
-        if known.version == 0:
-            self._first_look(name, known)
+        if not known.current:
+            self._catch_up(name, known)
         return known
 
     def watch(self, index: RunIndex) -> bool:
@@ -97,14 +99,17 @@ class Runs:
 
     def watched(self) -> list[RunIndex]:
         """The runs that somebody has asked for lately."""
-        now = time.monotonic()
         with self._lock:
-            return [each for name, each in self._indexes.items() if now - self._watched_at.get(name, 0.0) < WATCHED_SECONDS]
+            return [each for name, each in self._indexes.items() if self._is_watched(name)]
 
-    def _first_look(self, name: str, index: RunIndex) -> None:
+    def _is_watched(self, name: str) -> bool:
+        return time.monotonic() - self._watched_at.get(name, -WATCHED_SECONDS) < WATCHED_SECONDS
+
+    def _catch_up(self, name: str, index: RunIndex) -> None:
+        """Look at a run before its first viewer sees it; others who ask meanwhile wait for the same look."""
         with index.reading():
             try:
-                if index.version == 0:
+                if not index.current:
                     index.look()
             except ConfigError:
                 with self._lock:
@@ -153,13 +158,14 @@ class Runs:
 
     def _line(self, name: str, now: float) -> say.ExperimentLine:
         known = self._indexes.get(name)
+        if known and known.current and self._is_watched(name):
+            return line_of(known.moment, now)
         try:
-            moment = known.moment if known and known.version else look_once(self.store, Layout(name), self.founder)
+            return line_of(look_once(self.store, Layout(name), self.founder), now)
         except ConfigError as error:
             return say.ExperimentLine(name, "refused", detail=safe(str(error), 300))
         except StoreAway as error:
             return say.ExperimentLine(name, "unknown", detail=safe(str(error), 300))
-        return line_of(moment, now)
 
 
 def line_of(moment: Moment, now: float) -> say.ExperimentLine:

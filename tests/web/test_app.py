@@ -164,6 +164,21 @@ def test_the_stream_of_a_run_that_was_dropped_ends(run: LongRun, monkeypatch: py
     assert again is not first and runs.watch(again), "whoever asks again gets a new one"
 
 
+def test_a_run_that_nobody_follows_any_more_is_read_again(run: LongRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TestClient(make_app(Runs(run.store)), base_url="http://127.0.0.1")  # not started: no thread reads what is new
+    assert ask(client, "round_and_stage", experiment="first")["rounds_done"] == 12
+    run.play(3)
+    monkeypatch.setattr("rl_swarm.web.runs.LIST_SECONDS", 0.0)
+    assert ask(client, "round_and_stage", experiment="first")["rounds_done"] == 12, "what is followed, no request reads"
+    assert ask(client, "experiments")["experiments"][0]["rounds_done"] == 12
+    with monkeypatch.context() as later:
+        later.setattr("rl_swarm.web.runs.WATCHED_SECONDS", 0.0)
+        assert ask(client, "experiments")["experiments"][0]["rounds_done"] == 15
+        assert ask(client, "rewards-history", experiment="first")["mean"][-1]["round"] == 14
+    run.play(1)
+    assert ask(client, "round_and_stage", experiment="first")["rounds_done"] == 15, "it is followed again"
+
+
 def test_wrong_questions_are_answered_with_what_to_do(client: TestClient, tmp_path: Path) -> None:
     assert "choose one of" in ask(client, "peers", 404, experiment="nothing")["detail"]
     assert ask(client, "peers", 422, experiment="../x") and ask(client, "rollouts", 422, start="x")
