@@ -111,4 +111,5 @@ def web(host: str, port: int | None, **flags: str | None) -> None:
     require_libraries()
     loaded = load_settings(flags)
     store = loaded.store or (configuration.DEFAULT_STORE if Path(configuration.DEFAULT_STORE).is_dir() else loaded.store_url)
-    serve(store, loaded.experiment, loaded.founder, choose_address(host, port, loaded.web_token), click.echo)
+    with suppress(KeyboardInterrupt):
+        serve(store, loaded.experiment, loaded.founder, choose_address(host, port, loaded.web_token), click.echo)

@@ -90,6 +90,6 @@ def serve(store_url: str, experiment: str | None, founder: str | None, address: 
         server.should_exit = True
 
     export(runs, os.environ)
-    say(f"showing {store_url} at {address.link}")
+    say(f"showing {store_url} at {address.link} (Ctrl-C ends it)")
     with watching_launcher(launcher_of(os.environ), gone):
         server.run()

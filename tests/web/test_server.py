@@ -1,5 +1,6 @@
 """The server: light, and its command says what is wrong in one line."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_a_stop_ends_it_at_once_also_with_a_stream(run: LongRun, tmp_path: Path)
         assert server.process.wait(10) is not None
         listener.wait(10)
     assert "Traceback" not in server.console.read_text()
+
+
+def test_ctrl_c_ends_it_quietly(run: LongRun, tmp_path: Path) -> None:
+    with served(run.store.root, tmp_path) as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 0
+    assert server.console.read_text() == f"showing {run.store.root} at {server.url}/ (Ctrl-C ends it)\n"
 
 
 @pytest.mark.parametrize(
