@@ -164,6 +164,11 @@ class Moment:
     def complete(self) -> bool:
         return self.status == "complete"
 
+    @property
+    def workers(self) -> list[NodeMoment]:
+        """The nodes that train: every count of a run's workers is theirs."""
+        return [node for node in self.nodes if node.role == "worker"]
+
     def tokens_per_s(self, now: float) -> float:
         """Written by the nodes that are at work."""
         there = (node for node in self.nodes if not node.ended and node.silent_seconds(now) is None)

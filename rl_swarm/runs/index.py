@@ -76,7 +76,7 @@ class RunIndex:
     @property
     def workers(self) -> list[str]:
         """Nodes that train; others cannot be credited with rollouts."""
-        return [node.node_id for node in self.moment.nodes if node.role == "worker"]
+        return [node.node_id for node in self.moment.workers]
 
     def look(self) -> None:
         """Read what is new. A store that is away leaves everything as it was; raise ConfigError if the run is not the founder's."""

@@ -117,7 +117,7 @@ def headline(summary: Summary) -> str:
 def _size(summary: Summary) -> str:
     unfinished = summary.max_rounds is not None and summary.rounds < summary.max_rounds
     rounds = f"{summary.rounds} of {counted(summary.max_rounds or 0, 'round')}" if unfinished else counted(summary.rounds, "round")
-    return f"{counted(len(summary.nodes), 'node')}, {rounds}"
+    return f"{counted(len(summary.nodes), 'worker')}, {rounds}"
 
 
 def what_is_gone(summary: Summary) -> str:

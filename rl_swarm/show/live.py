@@ -218,7 +218,7 @@ def _rates(moment: Moment, now: float) -> list[str]:
 
 def _crowd(moment: Moment, now: float) -> str:
     """Count the workers by what they are doing."""
-    kinds = Counter(_kind(node, now) for node in moment.nodes if node.role != "coordinator")
+    kinds = Counter(_kind(node, now) for node in moment.workers)
     if not kinds:
         return "no worker yet"
     return f"{counted(kinds.total(), 'worker')}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))

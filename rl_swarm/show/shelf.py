@@ -15,12 +15,12 @@ def list_view(rows: Sequence[Mapping[str, Any]], place: str) -> RenderableType:
     """Show the rows of `list_experiments`."""
     if not rows:
         return Text(f"{visible(place)} has no experiments")
-    table = make_table("experiment", "status", "model", numbers=("round", "of", "nodes", "reward", "last round"))
+    table = make_table("experiment", "status", "model", numbers=("rounds", "workers", "reward", "last round"))
     for row in rows:
         texts = (row["name"], row["status"], ", ".join(row["models"]))
-        figures = ("" if row[name] is None else str(row[name]) for name in ("round", "max_rounds", "num_peers"))
+        rounds = f"{row['rounds_done']} of {row['max_rounds'] or '?'}"
         reward = "" if row["reward"] is None else number(row["reward"])
-        table.add_row(*(Text(visible(text)) for text in texts), *figures, reward, date(row["last_round_at"]))
+        table.add_row(*(Text(visible(text)) for text in texts), rounds, str(row["workers"]), reward, date(row["last_round_at"]))
     return table
 
 

@@ -56,21 +56,23 @@ def init_experiment(gdrive_base_path: str, experiment_name: str, config_override
 
 
 def list_experiments(gdrive_base_path: str) -> Rows:
-    """Return name, path, status, rounds, number of nodes, reward and model of every experiment."""
+    """Return name, path, status, rounds, number of workers, reward and model of every experiment."""
     return [_listed(moment, gdrive_base_path) for moment in all_experiments(open_store(gdrive_base_path, writable=False))]
 
 
 def _listed(moment: Moment, place: str) -> dict[str, Any]:
-    rewards = [node.reward for node in moment.nodes if node.reward is not None]
+    rewards = [node.reward for node in moment.workers if node.reward is not None]
     return {
         "name": moment.experiment,
         "path": os.path.join(place, Layout(moment.experiment).root),
         "status": moment.status,
         "round": moment.round,
+        "rounds_done": moment.rounds_done,
         "max_rounds": moment.max_rounds,
+        "workers": len(moment.workers),
         "num_peers": len(moment.nodes) + moment.left_out,
         "reward": fmean(rewards) if rewards else None,
-        "models": sorted({node.model for node in moment.nodes if node.role == "worker" and node.model}),
+        "models": sorted({node.model for node in moment.workers if node.model}),
         "last_round_at": moment.last_round_at,
     }
 

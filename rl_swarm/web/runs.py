@@ -169,7 +169,7 @@ class Runs:
 
 
 def line_of(moment: Moment, now: float) -> say.ExperimentLine:
-    workers = [node for node in moment.nodes if node.role == "worker"]
+    workers = moment.workers
     rewards = [node.reward for node in workers if node.reward is not None]
     last = next((node.last for node in workers if node.last), None)
     return say.ExperimentLine(

@@ -35,7 +35,7 @@ def safe(text: str, most: int = 200) -> str:
 
 def status_of(moment: Moment, now: float) -> str:
     """Return the status of a run; "silent" if it should be running and no worker has given a sign of life for long."""
-    workers = [node for node in moment.nodes if node.role == "worker"]
+    workers = moment.workers
     silent = moment.status == "running" and workers and all(node.silent_seconds(now) is not None for node in workers)
     return "silent" if silent else safe(moment.status)
 

@@ -138,7 +138,7 @@ def test_the_summary_is_what_the_files_say(finished: Finished) -> None:
 def test_every_number_on_the_card_is_read_from_the_run(finished: Finished) -> None:
     raw, text = Raw(finished.run), card_of(finished.summary, finished.examples)
     before, after = raw.reward(raw.names, range(3)), raw.reward(raw.names, range(6, 16))
-    assert text.splitlines()[0] == "RL Swarm trial: 3 nodes, 16 rounds, 32 s"
+    assert text.splitlines()[0] == "RL Swarm trial: 3 workers, 16 rounds, 32 s"
     assert re.search(rf"^  reward +{before:.3f} +{after:.3f}  {after / before:.1f} times$", text, re.MULTILINE)
     for name, field in (
         ("as the verifier reads", "held_out"),
@@ -495,9 +495,9 @@ def test_showing_a_run_needs_neither_torch_nor_the_drawing_library_until_the_end
 
 def test_picture_and_page_say_of_what_and_of_when_they_are(finished: Finished) -> None:
     summary = replace(finished.summary, last_round_at=1_800_000_000.0)
-    line = "experiment trial · 3 nodes, 16 rounds · model nano · last round 2027-01-15 08:00 UTC"
+    line = "experiment trial · 3 workers, 16 rounds · model nano · last round 2027-01-15 08:00 UTC"
     assert facts(summary) == line and line in inspect(run_page(summary, [], ())).text
-    assert "3 nodes, 16 of 20 rounds" in facts(replace(summary, max_rounds=20))
+    assert "3 workers, 16 of 20 rounds" in facts(replace(summary, max_rounds=20))
     before, after = (finished.summary.reward.before or 0.0), (finished.summary.reward.after or 0.0)
     assert headline(summary) == f"RL Swarm trial: reward {before:.3f} → {after:.3f}, {after / before:.1f} times"
     raw = Raw(finished.run)

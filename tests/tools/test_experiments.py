@@ -22,7 +22,7 @@ from rl_swarm.runs import progress
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as published
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.swarm.rounds import CurrentState, Rounds
+from rl_swarm.swarm.rounds import Announcement, CurrentState, Rounds
 from rl_swarm.tools import experiments
 from tests.support.clocks import VirtualClock
 from tests.support.processes import ROOT
@@ -150,11 +150,14 @@ def test_other_experiments_and_files_outside_stay(run: SampleRun, place: str, tm
 # Commands
 
 
-def test_a_shelf_is_listed(typed: Typed) -> None:
+def test_a_shelf_is_listed(typed: Typed, run: SampleRun) -> None:
+    Rounds(run.store, LAYOUT).announce(Announcement(7, "boss", "s", 1, 1.0, [], []))  # the workers went on without it
     code, shown, _ = typed("experiments")
-    assert code == 0 and "trial       complete  nano      15  16      4" in shown
+    assert code == 0 and "rounds workers reward" in " ".join(shown.split())
+    assert "trial complete nano 16 of 16 3 " in " ".join(shown.split())
     [row] = json.loads(typed("experiments", "list", "--json")[1])
-    assert (row["name"], row["status"], row["round"], row["num_peers"]) == ("trial", "complete", 15, 4)
+    assert (row["name"], row["status"], row["round"], row["num_peers"]) == ("trial", "complete", 7, 4)
+    assert (row["rounds_done"], row["workers"]) == (16, 3)
 
 
 def test_one_experiment_is_shown(typed: Typed) -> None:

@@ -67,7 +67,7 @@ def reported(
 
 def test_it_lies_beside_the_run_which_may_be_going_on(run: SampleRun, tmp_path: Path) -> None:
     text = reported(settings_of(tmp_path), program=str(tmp_path / ".venv" / "bin" / "rl-swarm"))
-    assert "RL Swarm trial: 3 nodes, 5 of 16 rounds, 10 s\n" in text
+    assert "RL Swarm trial: 3 workers, 5 of 16 rounds, 10 s\n" in text
     for line, path in zip(("report   ./", "picture  ./"), BESIDE, strict=True):
         assert f"  {line}{path}\n" in text and (tmp_path / path).read_bytes().endswith(b" of 5 rounds")
     assert "    ./.venv/bin/rl-swarm status --gdrive-path ./store --experiment trial --rl-swarm-home ./home\n" in text
@@ -114,7 +114,7 @@ def test_a_run_without_a_store_has_one_too(tmp_path: Path, monkeypatch: pytest.M
         [sys.executable, "-m", "tests.support.standin_node"], env=environment, check=True, capture_output=True, timeout=60
     )
     text = reported(environment)
-    assert f"report   ./{ALONE}/{Layout(ALONE).report('report.html')}\n" in text and "1 node, 3 rounds" in text
+    assert f"report   ./{ALONE}/{Layout(ALONE).report('report.html')}\n" in text and "1 worker, 3 rounds" in text
 
 
 def test_a_run_without_a_round_and_one_of_somebody_else_are_refused_in_one_line(tmp_path: Path) -> None:
