@@ -45,5 +45,5 @@ def test_nothing_is_served_unless_it_is_wanted(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_swarm.web.server.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rl-swarm\[web\]'"), shown_on_a_page(True, {}, print):
+    with pytest.raises(ConfigError, match=r"pip install .*\[web\]"), shown_on_a_page(True, {}, print):
         pytest.fail("it must not start")

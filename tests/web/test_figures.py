@@ -112,6 +112,6 @@ def decoded(data: bytes) -> Found:
 
 def test_without_the_libraries_the_variable_is_answered(run: LongRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'rl-swarm\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[otel\]"):
         telemetry.export(Runs(run.store), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
     telemetry.export(Runs(run.store), {})  # nothing is asked for

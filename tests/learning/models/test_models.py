@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rl_swarm import config as configuration
 from rl_swarm.errors import ConfigError, ModelError
+from rl_swarm.extras import install_command
 from rl_swarm.learning.models import choose_device, choose_dtype, choose_model, hardware, load, loading
 from rl_swarm.learning.models.loading import locate
 from rl_swarm.learning.policy import Policy
@@ -268,7 +269,7 @@ def test_weights_are_mapped_not_copied_so_that_nodes_of_a_machine_share_what_non
 
 def test_lora_without_peft_says_what_to_install(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert "pip install 'rl-swarm[lora]'" in refusal(llama_folder, lora_rank=4)
+    assert install_command("lora") in refusal(llama_folder, lora_rank=4)
 
 
 # Hardware
