@@ -128,10 +128,12 @@ def test_a_mistyped_experiment_is_one_line_with_the_nearest_names(command: str, 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them(tmp_path: Path, call: Command) -> None:
     place = {"GDRIVE_PATH": str(tmp_path), "EXPERIMENT_NAME": "xyz", "HOME": str(tmp_path)}
-    assert "none has begun there, start one with 'rl-swarm work'" in call("status", **place).stderr
-    for name in ("demo", "other"):
+    first = "; its founder must start it first, with 'rl-swarm coordinate' or 'rl-swarm work'\n"
+    assert f"none has begun there{first}" in call("status", **place).stderr
+    for name, says in (("demo", "there is only demo"), ("other", "there are demo, other")):
         (tmp_path / "experiments" / name / "state").mkdir(parents=True)
-    assert "there are demo, other\n" in call("status", **place).stderr
+        assert f"'{tmp_path}': {says}{first}" in call("status", **place).stderr
+        assert f"'{tmp_path}': {says}{first}" in call("join", str(tmp_path / "xyz"), HOME=str(tmp_path)).stderr
 
 
 def test_validate_writes_into_the_experiment_and_follows_no_link(

@@ -91,7 +91,9 @@ def require(store: Store, layout: Layout) -> None:
     if store.list(layout.root) or read(store, layout):  # a listing may lag
         return
     known = names(store)
-    remedy = nearest(layout.experiment_name, known, most=3) if known else "none has begun there, start one with 'rl-swarm work'"
+    remedy = nearest(layout.experiment_name, known, most=3) if known else "none has begun there"
+    if not remedy.endswith("?"):  # no misspelt name
+        remedy += "; its founder must start it first, with 'rl-swarm coordinate' or 'rl-swarm work'"
     raise ConfigError(f"there is no experiment {layout.experiment_name!r} in {store.url!r}: {remedy}")
 
 

@@ -129,7 +129,7 @@ def nearest(name: str, known: Sequence[str], most: int = 1) -> str:
     """The remedy for a misspelt name: the nearest real ones, or some of them when none is near."""
     close = " or ".join(map(repr, difflib.get_close_matches(name, known, n=most, cutoff=0.6)))
     some = ", ".join(known[:12]) + (" and others" if len(known) > 12 else "")
-    return f"did you mean {close}?" if close else f"there are {some or 'none'}"
+    return f"did you mean {close}?" if close else f"there {'is only' if len(known) == 1 else 'are'} {some or 'none'}"
 
 
 def _parse_entry(entry: str, files: Sequence[str] | None) -> Sequence[TaskSpec]:
