@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 from rl_swarm.config import Config
 from rl_swarm.errors import ConfigError, ModelError
-from rl_swarm.learning.models.loading import named, read_config
+from rl_swarm.learning.models.loading import OWN_MODELS, named, read_config
 from rl_swarm.tasks import NOT_INSTALLED, TASK_PRESETS, tasks_of, tasks_version, try_loading
-
-OWN_MODELS = ("nano", "auto")
 
 
 def vet(config: Config, say: Callable[[str], None]) -> None:

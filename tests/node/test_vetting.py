@@ -35,6 +35,8 @@ WRONG = [
     ("TASKS", "{files}/broken.py", "which cannot be loaded (SyntaxError"),
     ("TASKS", "{files}/empty.py", "which has no function question(seed, index)"),
     ("MODEL_NAME", "two words", "neither nano, auto, a folder nor a valid Hugging Face id"),
+    ("MODEL_NAME", "nanno", "did you mean 'nano'?"),
+    ("MODEL_NAME", "Auto", "did you mean 'auto'?"),
     ("MODEL_NAME", "a/b/c", "is not a folder"),
     ("MODEL_NAME", "{files}/missing", "is not a folder"),
     ("MODEL_NAME", "{files}/bare", "no config.json in"),
@@ -63,7 +65,8 @@ def test_a_worker_reads_the_config_of_its_model_and_no_weights(files: Path, monk
 
 def test_a_coordinator_asks_no_hub_and_ends_the_processes_that_checked_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     point_at("http://127.0.0.1:9", monkeypatch)
-    vet(load({"MODEL_NAME": "tester/typo", "TASKS": "gcd", "NODE_ROLE": "coordinator"}), lambda line: None)
+    for model in ("tester/nano", "gpt2"):
+        vet(load({"MODEL_NAME": model, "TASKS": "gcd", "NODE_ROLE": "coordinator"}), lambda line: None)
     assert helper._loader is None
 
 

@@ -4,6 +4,7 @@ Refuses, each with one line: folders without a model, ids that the hub does not 
 weights, weights that are not safetensors (a pickle can run code), and models that bring code of their own.
 """
 
+import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rl_swarm.extras import install_command
 from rl_swarm.learning.engine.libraries import require_transformers
 from rl_swarm.learning.models.hardware import choose_device, choose_dtype, choose_model, device_memory_gb, keep_freed_memory
 
+OWN_MODELS = ("nano", "auto")
 HUB_SECONDS = 10.0
 HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 # transformers raises these for a folder whose files contradict its settings, and for settings of an unexpected form.
@@ -119,6 +121,8 @@ def named(name: str) -> str:
         raise ModelError(f"MODEL_NAME {name!r} is not a folder: give a folder, a Hugging Face id such as Qwen/Qwen3-0.6B, or nano")
     if not HUB_ID.fullmatch(name):
         raise ModelError(f"MODEL_NAME {name!r} is neither nano, auto, a folder nor a valid Hugging Face id")
+    if name not in OWN_MODELS and "/" not in name and (meant := difflib.get_close_matches(name.lower(), OWN_MODELS, 1, 0.75)):
+        raise ModelError(f"MODEL_NAME {name!r} is no folder: did you mean {meant[0]!r}? A Hugging Face id is written OWNER/MODEL")
     return name
 
 
