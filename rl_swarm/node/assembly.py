@@ -158,6 +158,8 @@ def load_config(
     if config.store is None:
         make_private(Path(config.store_url))
     store, shared = open_store(config.store_url), folder_of(config.store_url)
+    if config.store is None:
+        say(f"alone, without a store: everything stays in {store.url}; set GDRIVE_PATH to join others")
     identity = load_identity(config.identity, shared) if config.identity else None
     if config.store is not None and shared and home_of(config).resolve().is_relative_to(shared.resolve()):
         raise ConfigError(
@@ -223,7 +225,6 @@ def open_node(
     member = None
     if config.store is None:
         register(store, layout, registration(config, clock, session))
-        journal.say(f"alone, without a store: everything stays in {store.url}; set GDRIVE_PATH to join others")
     else:
         member = enter(
             config,

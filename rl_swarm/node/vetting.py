@@ -18,6 +18,7 @@ def vet(config: Config, say: Callable[[str], None]) -> None:
     are loaded later, once. What takes seconds is said.
     """
     specs, works = tasks_of(config), config.role == "worker"
+    before = " before the experiment is published" if config.store else ""  # a node alone publishes nothing
     if tasks_version() == NOT_INSTALLED:
         raise ConfigError("TASKS needs the package 'reasoning-gym', which is not installed: pip install reasoning-gym")
     try:
@@ -25,8 +26,8 @@ def vet(config: Config, say: Callable[[str], None]) -> None:
     except ModelError as error:
         raise ConfigError(str(error)) from None
     if config.tasks not in TASK_PRESETS:  # those are known to load
-        say("loading the tasks, to check them before the experiment is published")
+        say(f"loading the tasks, to check them{before}")
         try_loading(specs, keep_loader=works)
     if works and config.model not in OWN_MODELS:
-        say(f"looking for {config.model}, to check it before the experiment is published")
+        say(f"looking for {config.model}, to check it{before}")
         read_config(config.model, config.hub_token)

@@ -38,6 +38,17 @@ def test_it_works_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {ALONE, *(path.name for path in tmp_path.glob(f"{ALONE}-*"))}
 
 
+def test_it_says_first_that_it_is_alone(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "no-such-architecture"}')
+    done = run(tmp_path, "rl_swarm.cli", "work", MODEL_NAME=model, HOME=tmp_path)
+    assert done.stdout.splitlines() == [
+        f"alone, without a store: everything stays in {tmp_path / ALONE}; set GDRIVE_PATH to join others",
+        f"looking for {model}, to check it",
+    ]
+
+
 def test_status_and_validate_read_what_it_wrote(tmp_path: Path) -> None:
     before = run(tmp_path, "rl_swarm.cli", "status")
     assert before.returncode == 2 and before.stderr.startswith("rl-swarm: GDRIVE_PATH is not set")

@@ -55,7 +55,10 @@ def test_a_worker_reads_the_config_of_its_model_and_no_weights(files: Path, monk
     said: list[str] = []
     with pytest.raises(ModelError, match=r"the config of .*strange cannot be read"):
         vet(load({"MODEL_NAME": str(files / "strange"), "TASKS": "easy"}), said.append)
-    assert said == [f"looking for {files / 'strange'}, to check it before the experiment is published"]
+    assert said == [f"looking for {files / 'strange'}, to check it"], "a node alone publishes nothing"
+    with pytest.raises(ModelError):
+        vet(load({"MODEL_NAME": str(files / "strange"), "TASKS": "easy", "GDRIVE_PATH": str(files)}), said.append)
+    assert said[1:] == [f"looking for {files / 'strange'}, to check it before the experiment is published"]
     (files / "strange" / "config.json").write_text('{"model_type": "gpt2"}')
     vet(load({"MODEL_NAME": str(files / "strange"), "TASKS": "easy"}), said.append)
     point_at("http://127.0.0.1:9", monkeypatch)
