@@ -300,7 +300,7 @@ def _remarks(moment: Moment) -> Iterator[str]:
 
 def _curve(moment: Moment, width: int, lines: int) -> list[RenderableType]:
     newest = f", now {number(moment.curve[-1][1])}" if moment.curve else ""
-    last = max([moment.max_rounds or 1, *(number + 1 for number, _ in moment.curve[-1:])]) - 1
+    last = max([1, *(number for number, _ in moment.curve[-1:])])  # the header says how many are to come
     top = max([0.1, *(reward for _, reward in moment.curve)])
     columns = max(8, width - 8)
     labels = [f"{top:6.2f} ", *[" " * 7] * (lines - 2), f"{0:6.2f} "]

@@ -218,6 +218,13 @@ def test_the_curve_is_a_mean_where_rounds_are_many_and_a_line_where_they_are_few
     assert list(drawn) == sorted(drawn, key=" ▁▂▃▄▅▆▇█".index)
 
 
+def test_the_curve_is_as_wide_as_the_terminal_from_the_second_round() -> None:
+    moment = Moment("demo", rounds_done=2, max_rounds=2000, curve=((0, 0.5), (1, 0.5)))
+    lines = shown(live_frame(moment, 0.0, 80, 24), width=80, height=24).splitlines()
+    assert f"{'█' * 72}" in "\n".join(lines)
+    assert any(re.fullmatch(r" +round 0 +1", line) for line in lines), "the axis ends with the newest round"
+
+
 def test_durations_are_for_people() -> None:
     assert [duration(seconds) for seconds in (-5, 0.9, 59, 61, 3600)] == ["0 s", "0 s", "59 s", "1 min 1 s", "1 h 0 min"]
     assert ago(None, 5.0) == "–"
