@@ -53,6 +53,7 @@ class Coordinator:
         self._no_workers: dict[str, tuple[int, float]] = {}  # node → reads of its registration, and when to read it again
         self._submitted: tuple[int, set[str]] = (-1, set())  # a round, and the workers whose valid rewards for it were read
         self._passed = 0
+        self._played_alone = -1  # the newest round that workers played before it was announced: nobody need know that it opens
         self._jitter = generator("poll", settings.node)
         self._next_roll_call = 0.0
         self._lonely_since, self._called = math.inf, False  # without a worker, and whether that was said
@@ -91,10 +92,11 @@ class Coordinator:
                 if self.stop.requested:
                     return -1
         self.journal.event("started", round=furthest, epoch=self.epoch)
-        if newest is None:
-            return self._announce(max(furthest, 0))
-        self.journal.say(f"resuming at round {newest.round}, epoch {self.epoch}")
-        return self._catch_up(newest.round, furthest)
+        if newest:
+            self.journal.say(f"resuming at round {newest.round}")
+        elif furthest < 0:
+            return self._announce(0)
+        return self._catch_up(newest.round if newest else furthest - 1, furthest)
 
     def _announce(self, number: int) -> int:
         """Open a round; return its number, which is higher than asked if a file that cannot be read has taken that number."""
@@ -107,9 +109,11 @@ class Coordinator:
                     raise StoodDown(f"coordinator {found.coordinator} has epoch {found.epoch}, above {self.epoch}: standing down")
                 with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
                     self._write_current(number, "running")
-                self.journal.note(
-                    "round_opened", f"round {number} is open, workers live: {len(mine.live)}", round=number, live=len(mine.live)
-                )
+                live = len(mine.live)
+                if number <= self._played_alone:
+                    self.journal.event("adopted", round=number)
+                else:
+                    self.journal.note("round_opened", f"round {number} is open, workers live: {live}", round=number, live=live)
                 self.journal.progress("round_start", number)
                 self.retention.reached(number)
                 return number
@@ -273,8 +277,11 @@ class Coordinator:
 
     def _catch_up(self, number: int, furthest: int) -> int:
         """Announce every round up to the one that workers have reached: probing by name needs numbers without gaps."""
+        if number < furthest:
+            self._played_alone = furthest
+            last = ", the last one" if furthest + 1 == self.settings.max_rounds else ""
+            self.journal.say(f"workers went on alone and have played round {furthest}{last}: catching up")
         while number < furthest and not self.stop.requested:
-            self.journal.event("adopted", round=number + 1)
             number = self._announce(number + 1)
         return number
 

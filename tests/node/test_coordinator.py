@@ -303,6 +303,24 @@ def test_it_catches_up_with_workers_that_went_ahead(tmp_path: Path, known: bool)
     assert announced(store) == (list(range(10)) if known else [7, 8, 9])
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_of_rounds_that_were_played_without_it_none_is_called_open(tmp_path: Path, known: bool) -> None:
+    store, clock, said = MemoryStore(), Scripted(), list[str]()
+    if known:
+        Rounds(store, LAYOUT).announce(Announcement(2, "boss", "s", 1, 0.0, [], []))
+    join(store, "a", "b")
+    for number in range(10):
+        submit(store, number, "a", "b")
+    coordinator = make(store, clock, tmp_path, max_rounds=10)
+    coordinator.journal.console = said.append
+    assert coordinator.run() == "complete" and clock.elapsed < 5
+    assert said == [
+        *(["resuming at round 2"] if known else []),
+        "workers went on alone and have played round 9, the last one: catching up",
+        "coordinator complete at round 9",
+    ]
+
+
 def test_it_notices_workers_that_go_ahead_while_it_runs(tmp_path: Path) -> None:
     store = MemoryStore()
     join(store, "a")
