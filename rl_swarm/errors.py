@@ -13,6 +13,7 @@
     ├── LibraryError         a library is missing, or of a version that does not work
     ├── CheckpointError      a checkpoint cannot be used; the one before it is tried
     │   └── OtherModel       the checkpoint is whole, but of another model: a wrong setting, or somebody else's checkpoint
+    ├── EndedAtOnce          a second Ctrl-C ended a node before it had saved and published everything
     └── NodeFailed, CellFailed  a child process of a command ended; defined beside that command
 
 Any other exception that escapes is our own bug: it ends the process with a traceback and a non-zero exit code.
@@ -64,3 +65,6 @@ class CheckpointError(SwarmError): ...
 
 
 class OtherModel(CheckpointError): ...
+
+
+class EndedAtOnce(SwarmError): ...

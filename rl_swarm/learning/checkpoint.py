@@ -142,6 +142,8 @@ class Checkpoints:
             _open(unproven, round)  # refuses a value whose type could not be restored
         except (OSError, RuntimeError, CheckpointError) as error:
             unproven.unlink(missing_ok=True)
+            if isinstance(error.__context__, KeyboardInterrupt):  # torch hides it behind an error about the file that is not whole
+                raise error.__context__ from None
             # torch wraps the error of a full disk in one of its own.
             reason = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(f"no checkpoint of round {round} could be written to {self._folder}: {reason}") from error

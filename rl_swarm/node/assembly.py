@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_swarm import config as configuration
 from rl_swarm.clock import SystemClock
 from rl_swarm.config import Config
-from rl_swarm.errors import ConfigError
+from rl_swarm.errors import ConfigError, EndedAtOnce
 from rl_swarm.identity import KEY_FILE, Identity, load_identity, require_library
 from rl_swarm.node.coordinator import Coordinator
 from rl_swarm.node.journal import Journal
@@ -69,19 +69,31 @@ class Node:
         return FolderStore(self.local.record, local=True)
 
     def run(self, loop: Callable[[], str]) -> str:
-        """Run the loop; whatever happens, publish what is pending and leave readable journals."""
+        """Run the loop; whatever happens, publish what is pending and leave readable journals.
+
+        Raise EndedAtOnce after a second Ctrl-C.
+        """
         with on_signals(self._asked), watching_launcher(self.launcher, self._orphaned):
             try:
-                return loop()
-            except Stopped:
-                self.journal.say("stopped before the first round")
-                self.journal.state("stopped", self.journal.doing[1])
-                return "stopped"
-            except BaseException as failure:
-                self.journal.error(failure)
-                raise
-            finally:
-                self.close()
+                return self._run(loop)
+            except KeyboardInterrupt:
+                raise EndedAtOnce("ended at once, as asked") from None
+
+    def _run(self, loop: Callable[[], str]) -> str:
+        try:
+            return loop()
+        except Stopped:
+            self.journal.say("stopped before the first round")
+            self.journal.state("stopped", self.journal.doing[1])
+            return "stopped"
+        except (KeyboardInterrupt, EndedAtOnce):
+            self.journal.state("stopped", self.journal.doing[1])
+            raise
+        except BaseException as failure:
+            self.journal.error(failure)
+            raise
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Publish what is pending, say in a last heartbeat how the node ended, and merge the journals.

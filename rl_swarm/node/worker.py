@@ -16,7 +16,7 @@ import msgspec
 
 from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
-from rl_swarm.errors import CheckpointError
+from rl_swarm.errors import CheckpointError, EndedAtOnce
 from rl_swarm.learning.schedule import rate_share
 from rl_swarm.node.hints import Hints
 from rl_swarm.node.journal import Journal
@@ -109,7 +109,17 @@ class Worker:
         self._next_word = 0.0  # when a checkpoint is worth a line again
 
     def run(self) -> str:
-        """Play rounds until the swarm reaches the last one or a stop is requested; return "complete" or "stopped"."""
+        """Play rounds until the swarm reaches the last one or a stop is requested; return "complete" or "stopped".
+
+        Raise EndedAtOnce after a KeyboardInterrupt.
+        """
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            kept = f"the last checkpoint is of round {self._saved_at}" if self._saved_at else "there is no checkpoint yet"
+            raise EndedAtOnce(f"ended at once, as asked; {kept}") from None
+
+    def _run(self) -> str:
         number = self._begin()
         self.journal.progress("training_started", number)
         try:

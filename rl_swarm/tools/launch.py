@@ -201,8 +201,8 @@ class Launcher:
         saved = ", ".join(node.node_id for node in self.nodes if node.code == 0)
         why = "ended at once" if self.at_once else f"not stopped in {LAUNCHER_SECONDS:.0f} s"
         self._tell(
-            f"{why}: {saved or 'no node'} had saved and stopped; killed {', '.join(node.node_id for node in killed)}, whose last "
-            "checkpoints and spools are kept"
+            f"{why}: {saved or 'no node'} had saved and stopped; killed {', '.join(node.node_id for node in killed)}. "
+            "The next start goes on from the last checkpoints, and publishes what is not published yet"
         )
 
     def _tell(self, line: str) -> None:
@@ -260,7 +260,7 @@ def what_was_saved(nodes: Sequence[LaunchedNode], moment: Moment | None) -> Iter
     for process in (process for process in nodes if process.environment.get("NODE_ROLE") == "worker"):
         node = last_words.get(process.node_id)
         if process.code != 0:
-            what = "was ended and goes on from its last checkpoint"
+            what = "ended early, the last checkpoint counts"
         elif node is None or node.doing != "stopped":
             what = "complete" if node and node.doing == "complete" else "saved"
         else:

@@ -9,6 +9,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_ones_before(tmp_path: Path
             patch.setattr(place, full)
             with pytest.raises(CheckpointError, match=r"round 2.*No space left"):
                 save(Checkpoints(tmp_path), 2)
+    assert names(tmp_path) == ["round_000001.pt"]
+
+
+def test_ctrl_c_while_torch_writes_is_no_failure_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Checkpoints(tmp_path), 1)
+    put, calls = _Hashing._put, count()
+
+    def pressed(self: _Hashing, data: bytes) -> None:
+        if next(calls) == 5:  # half of the file is written
+            raise KeyboardInterrupt
+        put(self, data)
+
+    monkeypatch.setattr(_Hashing, "_put", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        save(Checkpoints(tmp_path), 2)
     assert names(tmp_path) == ["round_000001.pt"]
 
 

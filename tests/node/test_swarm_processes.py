@@ -42,6 +42,27 @@ def check_sharing(swarm: LocalSwarm, names: list[str], *late: str) -> None:
         assert sum(row.external_used for row in rows) == len(used)
 
 
+def test_a_second_ctrl_c_is_one_line_that_names_the_last_checkpoint(local_swarm: Make) -> None:
+    swarm = local_swarm(MAX_ROUNDS=1000, NUM_TRAIN_SAMPLES=2, CHECKPOINT_INTERVAL=1000, STANDIN_STOP_SECONDS=50)
+    swarm.environment["PYTHONUNBUFFERED"] = "1"
+    process = swarm.start("w1")
+    swarm.wait_for_round(1)
+    process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + 30
+    while "pushing the model" not in swarm.console("w1"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert swarm.wait(process) == 1
+    saved = swarm.metrics("w1")[-1]["round"] + 1
+    *others, last = swarm.console("w1").splitlines()
+    assert last == f"ended at once, as asked; the last checkpoint is of round {saved}"
+    assert not any("Traceback" in line for line in others)
+    assert [row["data"]["doing"] for row in events(swarm.store, swarm.layout, "w1") if row["event_type"] == "state"][
+        -1
+    ] == "stopped"
+
+
 def test_swarm_survives_kills_and_a_late_node(local_swarm: Make) -> None:
     began = time.monotonic()
     swarm = local_swarm(

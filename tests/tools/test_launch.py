@@ -132,7 +132,10 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_what_was_saved(swarm: LocalSwa
     began = time.monotonic()
     assert launcher.run() == "stopped"
     assert time.monotonic() - began < 30
-    assert said[-1].startswith("ended at once: coordinator_0 had saved and stopped; killed worker_1, worker_2")
+    assert said[-1].startswith(
+        "ended at once: coordinator_0 had saved and stopped; killed worker_1, worker_2. The next start goes on"
+    )
+    assert list(launch.what_was_saved(launcher.nodes, None)) == ["worker_1, worker_2: ended early, the last checkpoint counts"]
     assert [node.process.returncode for node in launcher.nodes if node.process] == [0, -9, -9]
 
 
