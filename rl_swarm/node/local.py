@@ -166,8 +166,13 @@ def make_private(folder: Path) -> None:
         ) from None
 
 
-def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Wait for stopping nodes to end; raise ConfigError for one that keeps running, or does not end in time.
+def name_in_use(holder: Holder) -> str:
+    stop = f"stop it with 'kill {holder.pid}'" if holder.pid else "stop it"
+    return f"NODE_ID {holder.node_id!r} is already running on this machine as {holder.shown}: {stop}, or choose another NODE_ID"
+
+
+def wait_until_free(folders: Sequence[Path], say: Callable[[str], None], refusal: Callable[[Holder], str] = name_in_use) -> None:
+    """Wait for stopping nodes to end; raise ConfigError, with this `refusal`, for one that keeps running, or does not end in time.
 
     A node whose launcher was killed gets a moment to notice it.
     """
@@ -176,11 +181,7 @@ def wait_until_free(folders: Sequence[Path], say: Callable[[str], None]) -> None
         waited = time.monotonic() - began
         running = [holder for holder in holders if not holder.stopping]
         if running and waited >= NOTICE_SECONDS:
-            stop = f"stop it with 'kill {running[0].pid}'" if running[0].pid else "stop it"
-            raise ConfigError(
-                f"NODE_ID {running[0].node_id!r} is already running on this machine as {running[0].shown}: "
-                f"{stop}, or choose another NODE_ID"
-            )
+            raise ConfigError(refusal(running[0]))
         if waited >= LAUNCHER_SECONDS:
             raise ConfigError(
                 f"NODE_ID {holders[0].node_id!r} has not stopped in {waited:.0f} s as {holders[0].shown}: "

@@ -42,8 +42,9 @@ def run_demo(
     def report(outcome: str) -> None:
         report_after(outcome, environment, program, print)
 
+    launcher = make_launcher(environment, workers)
     with shown_on_a_page(web, environment, print):
-        return run_shown(make_launcher(environment, workers), load(environment), console, again, report)
+        return run_shown(launcher, load(environment), console, again, report)
 
 
 def unfinished(environment: Mapping[str, str]) -> dict[str, str]:

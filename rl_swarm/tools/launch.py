@@ -4,20 +4,21 @@
 """
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
 from rl_swarm.config import DEFAULT_STORE, SETTINGS, Config, load
 from rl_swarm.errors import SwarmError
 from rl_swarm.node.assembly import load_config
-from rl_swarm.node.local import experiment_folder, home_of, make_private, wait_until_free
+from rl_swarm.node.local import Holder, experiment_folder, home_of, make_private, wait_until_free
 from rl_swarm.node.vetting import vet
 from rl_swarm.processes import threads
 from rl_swarm.processes.children import Child, ConsoleFile, python
@@ -111,12 +112,11 @@ class NodeFailed(SwarmError):
 
 @dataclass
 class Launcher:
-    """Run a coordinator and workers until all are done. Begin when no node of an earlier launcher uses their `folders` any more."""
+    """Run a coordinator and workers until all are done."""
 
     nodes: Sequence[LaunchedNode]
     say: Callable[[str], None] = print
     follow: bool = False
-    folders: Sequence[Path] = ()
     stopping: bool = False
     at_once: bool = False  # a second signal came
 
@@ -125,7 +125,6 @@ class Launcher:
 
         `tick` is called several times a second, to show progress.
         """
-        wait_until_free(self.folders, self._tell)
         # A notebook that runs this and is killed cannot pass a signal on.
         orphaned = watching_launcher(launcher_of(os.environ), lambda: os.kill(os.getpid(), signal.SIGTERM))
         with on_signals(self._asked, closed_terminal=True), orphaned:
@@ -338,13 +337,27 @@ def address_of(config: Config) -> str:
     return experiments.address(store, experiments.existing(store, Layout(config.experiment_name), config.founder))
 
 
-def make_launcher(environment: Mapping[str, str], workers: int, **options: Any) -> Launcher:
-    """Make a launcher of nodes whose output goes to RL_SWARM_HOME. `options` are the launcher's."""
+def make_launcher(
+    environment: Mapping[str, str], workers: int, *, follow: bool = False, say: Callable[[str], None] = print
+) -> Launcher:
+    """Make a launcher of nodes whose output goes to RL_SWARM_HOME.
+
+    Wait for nodes of an earlier launcher that are still stopping, and `say` so; raise ConfigError if they keep running.
+    """
     config = load(environment)
-    nodes = plan(environment, workers, home_of(config) / "consoles" / config.experiment_name)
     found = experiments.read(open_store(config.store_url), Layout(config.experiment_name), config.founder)
-    folders = [experiment_folder(config, found) / node.node_id for node in nodes] if found else []
-    return Launcher(nodes, folders=folders, **options)
+    folders = [experiment_folder(config, found) / node_id for node_id in named_nodes(workers)] if found else []
+    wait_until_free(folders, say, lambda holder: _already_running(config, holder))
+    return Launcher(plan(environment, workers, home_of(config) / "consoles" / config.experiment_name), follow=follow)
+
+
+def _already_running(config: Config, holder: Holder) -> str:
+    here = config.store_url == str(Path(DEFAULT_STORE).absolute())  # `status` looks there by itself
+    place = "" if here else f" --gdrive-path {shlex.quote(config.store_url)}"
+    return (
+        f"the experiment {config.experiment_name!r} is already running on this machine ({holder.node_id} is {holder.shown}): "
+        f"watch it with: rl-swarm status{place} --experiment {config.experiment_name} --watch"
+    )
 
 
 def plan(environment: Mapping[str, str], workers: int, consoles: Path, cores: int | None = None) -> list[NodeProcess]:

@@ -13,10 +13,10 @@ from rl_swarm.tools.launch import make_launcher
 
 
 def main() -> int:
-    launcher = make_launcher(os.environ, 2)
-    for node in launcher.nodes:
-        node.command = [sys.executable, "-m", "tests.support.standin_node"]
     try:
+        launcher = make_launcher(os.environ, 2)
+        for node in launcher.nodes:
+            node.command = [sys.executable, "-m", "tests.support.standin_node"]
         print(f"swarm {launcher.run()}", flush=True)
     except SwarmError as error:
         print(error, flush=True)

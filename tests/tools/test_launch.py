@@ -17,13 +17,14 @@ from rich.console import Console
 
 from rl_swarm.config import load
 from rl_swarm.errors import ConfigError
+from rl_swarm.node import local
 from rl_swarm.node.local import Holder, holder_of, wait_until_free
 from rl_swarm.processes import stopping
 from rl_swarm.runs.record import stamped
 from rl_swarm.store.folder import FolderStore
 from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
-from rl_swarm.tools import launch
+from rl_swarm.tools import demo, launch
 from rl_swarm.tools.launch import (
     Launcher,
     NodeFailed,
@@ -263,7 +264,7 @@ def test_the_next_start_waits_for_nodes_that_are_still_stopping(swarm: LocalSwar
         launcher.close()
 
 
-def test_a_second_launcher_is_told_who_is_running_and_how_to_stop_it(swarm: LocalSwarm) -> None:
+def test_a_second_launcher_is_told_how_to_watch_the_first(swarm: LocalSwarm) -> None:
     launcher = KilledLauncher(swarm, MAX_ROUNDS="1000")
     try:
         wait_for(lambda: launcher.holders().keys() == NAMES.keys())
@@ -272,17 +273,31 @@ def test_a_second_launcher_is_told_who_is_running_and_how_to_stop_it(swarm: Loca
         out, _ = other.communicate(timeout=60)
         assert other.returncode == 1
         assert out == (
-            f"NODE_ID 'coordinator_0' is already running on this machine as process {running}: stop it with 'kill {running}', or "
-            "choose another NODE_ID\n"
+            f"the experiment 'trial' is already running on this machine (coordinator_0 is process {running}): "
+            f"watch it with: rl-swarm status --gdrive-path {swarm.folder} --experiment trial --watch\n"
         )
         assert launcher.process.poll() is None and launcher.holders().keys() == NAMES.keys()
     finally:
         launcher.close()
 
 
-def test_a_node_that_does_not_stop_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_swarm.node import local
+def test_a_second_demo_refuses_before_it_shows_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "NOTICE_SECONDS", 0.0)
+    given, console = {"RL_SWARM_HOME": str(tmp_path / "home")}, Console(file=io.StringIO(), force_terminal=True)
+    environment = launch.found(launch_environment(demo.SETTINGS | given, {}))
+    config = load(environment, {"node_id": "coordinator_0"})
+    experiment = experiments.existing(FolderStore(Path(config.store_url)), Layout("demo"))
+    with local.claim(config, experiment).lock, pytest.raises(ConfigError) as refused:
+        demo.run_demo(given, {}, 2, "rl-swarm", console, "")
+    assert str(refused.value) == (
+        f"the experiment 'demo' is already running on this machine (coordinator_0 is process {os.getpid()}): "
+        "watch it with: rl-swarm status --experiment demo --watch"
+    )
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == ""
 
+
+def test_a_node_that_does_not_stop_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LAUNCHER_SECONDS", 0.5)
     monkeypatch.setattr(local, "holder_of", lambda folder: Holder("w1", 123, stopping=True))
     with pytest.raises(ConfigError, match=r"has not stopped in \d s as process 123: end it with 'kill -9 123'"):
@@ -424,7 +439,6 @@ def test_the_plan_shares_out_the_cores_and_keeps_secrets_off_the_command_line(tm
     assert chosen["OMP_NUM_THREADS"] == "3" and "MKL_NUM_THREADS" not in chosen, "a number that the user has chosen wins"
     launcher = make_launcher(environment | {"RL_SWARM_HOME": str(tmp_path)}, 4)
     assert launcher.nodes[1].console == tmp_path / "consoles" / "swarm" / "worker_1.log"
-    assert launcher.folders == [], "none before the experiment has begun"
 
 
 def test_the_lines_of_a_console_are_shown_once_and_without_their_times(tmp_path: Path) -> None:
