@@ -12,7 +12,7 @@ CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
 SHOWN := awk '/^Collecting/ {sub(/[^A-Za-z0-9._-].*/, \"\", \$$2); print \"  fetching \" \$$2; fflush()} /^Installing/ {print \"  installing all of them, a minute or two\"; fflush()}'
 
-.PHONY: help setup demo test test-slow hostile check format lock bench bench-check soak tidy reliability pictures notebooks readme release-check tour
+.PHONY: help setup demo test test-slow test-alone hostile check format lock bench bench-check soak tidy reliability pictures notebooks readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -36,8 +36,11 @@ test: $(READY) ## Run the tests that need no more than two cores and a few minut
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: export OMP_NUM_THREADS = 1
-test-slow: $(SLOW_READY) ## Run every test, also those that take minutes or need Debian packages
-	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m '' -n auto --dist worksteal
+test-slow: $(SLOW_READY) ## Run also the tests that take minutes or need Debian packages (up to an hour)
+	HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -q -m 'not alone' -n auto --dist worksteal --durations 15
+
+test-alone: $(READY) ## Run the tests that need the machine for themselves: five demos, and workers that share its cores
+	$(BIN)/python -m pytest -q -s -m alone
 
 # What only slow tests need. Trackio without its dependencies: it asks for pillow before 13, which it does not import here.
 $(SLOW_READY): $(READY) constraints/slow.txt

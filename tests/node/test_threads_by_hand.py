@@ -49,13 +49,13 @@ def compared(folder: Path, workers: int, **others: str) -> float:
     return median(ratios)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_two_workers_by_hand_are_as_fast_as_with_one_thread_each(tmp_path: Path) -> None:
     assert compared(tmp_path, 2, OMP_NUM_THREADS="1") < 1.3
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_a_worker_alone_is_not_slower_than_with_threads_that_spin(tmp_path: Path) -> None:
     assert compared(tmp_path, 1, GOMP_SPINCOUNT="300000") < 1.15, "that count is what OpenMP does by default"

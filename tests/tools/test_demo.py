@@ -1,4 +1,4 @@
-"""The demo on five seeds, as a newcomer runs it (slow)."""
+"""The demo on five seeds, as a newcomer runs it on an idle machine."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.support.learning import LAYOUT, make_worker
 from tests.support.members import copy_journals
 from tests.support.rows import metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(3000)]
 
 
 def test_the_demo_learns_on_five_seeds(tmp_path: Path) -> None:
