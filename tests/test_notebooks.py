@@ -179,6 +179,7 @@ def informative(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("informative")
 def test_every_notebook_runs_top_to_bottom(tmp_path: Path) -> None:
     """In the order of a user: the worker joins the coordinator, the monitoring and the analysis find the runs of those before."""

@@ -165,7 +165,7 @@ def lasted(swarm: LocalSwarm, first: int, last: int) -> list[float]:
     return [after - before for before, after in pairwise(rounds.read(number).opened_at for number in range(first, last + 2))]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_no_round_waits_for_who_stopped_fell_silent_or_still_loads(local_swarm: Make) -> None:
     own_round = 4.0
     swarm = local_swarm(MAX_ROUNDS=1000, COORDINATOR_ROUND_INTERVAL=30, NUM_TRAIN_SAMPLES=2, STANDIN_SECONDS=own_round)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -52,10 +52,14 @@ class Terminal:
 
     def wait_for(self, text: str, seconds: float) -> str:
         """Return the first screen with this text; fail with the last one."""
+        return self.wait_until(lambda screen: text in screen, repr(text), seconds)
+
+    def wait_until(self, true_of: Callable[[str], bool], what: str, seconds: float) -> str:
+        """Return the first screen of which this is true; fail with the last one."""
         deadline = time.monotonic() + seconds
-        while text not in (screen := self.screen()):
-            assert time.monotonic() < deadline, f"{text!r} was not there in {seconds} s:\n{screen}"
-            assert "[ended with" not in screen, f"{text!r} was not there at the end:\n{self.everything()}"
+        while not true_of(screen := self.screen()):
+            assert time.monotonic() < deadline, f"{what} was not there in {seconds} s:\n{screen}"
+            assert "[ended with" not in screen, f"{what} was not there at the end:\n{self.everything()}"
             time.sleep(0.1)
         return screen
 

@@ -131,7 +131,7 @@ def test_a_script_talks_to_nano(finished: dict[str, str]) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["question"] for row in rows] == ["What is 3 + 4?", "\ufffd\ufffd?", "What is 2 + 2?"]
     assert [row["base"] is None for row in rows] == [False, False, True]
-    assert done.stderr.decode().startswith("loading libraries, then the model\n")
+    assert done.stderr.decode().startswith("loading libraries\nloading nano\n")
 
 
 def answered(terminal: Terminal, text: str) -> str:
