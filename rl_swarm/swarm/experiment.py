@@ -17,7 +17,7 @@ from rl_swarm.rollout import GROUP_LIMITS
 from rl_swarm.store import Store, folder_of, is_key
 from rl_swarm.swarm.layout import EXPERIMENTS, Layout
 from rl_swarm.swarm.signatures import Signatures, sign, signer
-from rl_swarm.tasks import canonical, nearest, tasks_of
+from rl_swarm.tasks import canonical, named, nearest, tasks_of
 
 Text = Annotated[str, Meta(max_length=200)]
 ExperimentId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,64}$")]
@@ -219,6 +219,7 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
     """What taking part means, as names and values, for people who are about to join."""
     settings = experiment.settings
     tasks = settings.get("TASKS", "")
+    name = named(tasks)
     code = [entry.rpartition("/")[2] for entry in tasks.split(",") if ".py@" in entry]
     sharing = (f"{word} {settings.get(name, '?')}" for word, name in (("I", OWN), ("J", EXTERNAL), ("G", GROUP)))
     signed = f"{experiment.key}, " + ("the founder that you named" if founder else "whom you may insist on by #KEY in the address")
@@ -226,7 +227,7 @@ def asks_for(experiment: Experiment, founder: str | None) -> list[tuple[str, str
     return [
         ("experiment", f"{experiment.experiment}, id {experiment.experiment_id[:8]}{begun}"),
         ("model", settings.get("MODEL_NAME", "?")),
-        ("tasks", tasks if len(tasks) <= LONGEST_SHOWN else tasks[:LONGEST_SHOWN] + " …"),
+        ("tasks", name if len(name) <= LONGEST_SHOWN else name[:LONGEST_SHOWN] + " …"),
         ("code", ", ".join(code) if code else "none"),
         ("rounds", f"{settings.get('MAX_ROUNDS', '?')}, {', '.join(sharing)}, completions of {settings.get(LENGTH, '?')} tokens"),
         ("signed by", signed if experiment.key else "nobody: whoever can write to the folder may have written this"),

@@ -117,6 +117,11 @@ def canonical(specs: Iterable[TaskSpec]) -> str:
     )
 
 
+def named(text: str) -> str:
+    """The name of the preset whose canonical text this is, or the text itself."""
+    return next((name for name, tasks in TASK_PRESETS.items() if canonical(parse_tasks(tasks)) == text), text)
+
+
 def tasks_version() -> str:
     """The task library that makes the questions here, as published with every bundle. Reads metadata, imports nothing."""
     try:

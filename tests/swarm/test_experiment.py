@@ -176,3 +176,9 @@ def test_settings_that_differ_from_the_experiments_are_named() -> None:
     config = load({"NUM_GENERATIONS": "4", "MAX_ROUNDS": "60"}, {}, shared)
     assert experiments.departures(config, published) == ["NUM_GENERATIONS is 4 here and 8 in the experiment"]
     assert experiments.departures(load({}, {}, shared), published) == []
+
+
+@pytest.mark.parametrize(("tasks", "told"), [("easy", "easy"), ("lcm,gcd", "gcd,lcm")])
+def test_who_joins_is_told_the_tasks_by_their_short_name(tasks: str, told: str) -> None:
+    published = experiments.publish(MemoryStore(), LAYOUT, load({"TASKS": tasks}), "tasks 1", VirtualClock())
+    assert dict(experiments.asks_for(published, None))["tasks"] == told
