@@ -106,7 +106,7 @@ class Coordinator:
                 mine = mine or self._opening(number)  # a retry after a lost answer must write the same document
                 found = self.rounds.announce(mine)
                 if found.session != self.session and found.seniority > mine.seniority:
-                    raise StoodDown(f"coordinator {found.coordinator}, which started later, announces the rounds now: this one stops")
+                    raise StoodDown(f"coordinator {found.coordinator}, started later, announces the rounds now: this one stops")
                 with contextlib.suppress(StoreAway, Refused):  # for people only: the round is open without it
                     self._write_current(number, "running")
                 live = len(mine.live)

@@ -458,7 +458,7 @@ def test_a_stranger_who_takes_over_writes_no_escape_codes_into_the_console(tmp_p
     store.put(LAYOUT.round(0), seal(Announcement(0, "\x1b[2Jboss", "s", 99, 0.0, [], [])))
     coordinator.rounds.survey = lambda: None  # type: ignore[method-assign]
     assert coordinator.run() == "stood down"
-    assert said == ["coordinator \\x1b[2Jboss, which started later, announces the rounds now: this one stops"]
+    assert said == ["coordinator \\x1b[2Jboss, started later, announces the rounds now: this one stops"]
 
 
 def idle(tmp_path: Path, store: MemoryStore, **settings: Any) -> list[int]:
