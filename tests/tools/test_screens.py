@@ -43,7 +43,7 @@ def test_a_swarm_from_its_start_to_ctrl_c_and_on(tmp_path: Path, command: str, w
         screen = terminal.wait_for("worker_2 ", 20)
         assert "starting" in screen, "before they have said a word"
         terminal.wait_for("loading libraries", 30)
-        terminal.wait_for("loading nano", 60)
+        # nano itself may be loaded between two frames
         terminal.wait_for(", first round", 60)
         screen = terminal.wait_for("tokens/s", 60)
         screen = terminal.wait_for("4 of 500 rounds", 120)
