@@ -243,7 +243,7 @@ class Worker:
         number = resumed or 0
         self._mark_boundary(number)
         line = (
-            f"new: {counted(self.config.max_rounds, 'round')}"
+            f"begins a run of {counted(self.config.max_rounds, 'round')}"
             if resumed is None
             else f"resumed at round {number} of {self.config.max_rounds}"
         )

@@ -166,7 +166,7 @@ class Store(ABC):
         self._count("failures")
         if isinstance(failure.__cause__, NotFound):
             raise failure.__cause__ from None
-        raise StoreAway(f"{self.url} does not answer ({kind} {key}: {failure}): the node goes on and tries again") from failure
+        raise StoreAway(f"{self.url} does not answer ({kind} {key}: {failure}): nodes go on and try again") from failure
 
     def _in_time(self, doing: str, operation: Callable[[], T], seconds: float | None) -> T:
         """Run an operation; where the backend may hang, in a thread that can be left behind."""
@@ -184,7 +184,7 @@ class Store(ABC):
                 self._hanging.append((doing, call))
                 self._hung_at = time.monotonic()
         self._count("failures")
-        raise StoreAway(f"{self.url} hangs ({doing}): the node goes on and tries again; mount it again")
+        raise StoreAway(f"{self.url} hangs ({doing}): nodes go on and try again; mount it again")
 
     @abstractmethod
     def _put(self, key: str, data: bytes) -> bool: ...

@@ -448,7 +448,7 @@ def test_it_says_what_happens_from_the_start_to_the_end_and_after_a_stop(tmp_pat
     worker = make(store, tmp_path, VirtualClock(), policy=Stopping(), stop=stop, **more)
     path = tmp_path / "saved" / "checkpoint.json"
     assert lines_of(worker) == [
-        "new: 5 rounds",
+        "begins a run of 5 rounds",
         "measuring accuracy on held-out questions before training",
         "held-out accuracy at round 0: 12.5%, in the form 25.0%, in any form 50.0%",
         f"saved at round 3: {path}",
@@ -483,7 +483,7 @@ def test_a_latecomer_says_where_the_swarm_is(tmp_path: Path) -> None:
     store = MemoryStore()
     for number in range(4):
         announce(store, number)
-    assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["new: 5 rounds", "the swarm is at round 3: going on there"]
+    assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["begins a run of 5 rounds", "the swarm is at round 3: going on there"]
 
 
 def test_a_latecomer_says_how_many_rounds_it_played_also_after_a_restart(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_record_on_this_machine_and_its_copy_in_the_store_are_shown_once(scene
 
 def test_events_are_lines_unless_the_console_has_them_and_all_shows_states_and_figures(scene: Scene) -> None:
     journal, bring = scene.node("w1")
-    journal.note("started", "new: 5 rounds", round=0)
+    journal.note("started", "begins a run of 5 rounds", round=0)
     scene.clock.sleep(1)
     journal.event("went_on_alone", round=1, waited_seconds=90.0)
     journal.state("generating", 1)
@@ -105,7 +105,7 @@ def test_events_are_lines_unless_the_console_has_them_and_all_shows_states_and_f
     journal.error(ZeroDivisionError("of weights"))
     bring()
     few = [line.rpartition(" w1 ")[2] for line in scene.shown()]
-    assert few[:2] == ["new: 5 rounds", "went on alone: round 1, waited seconds 90.0"]
+    assert few[:2] == ["begins a run of 5 rounds", "went on alone: round 1, waited seconds 90.0"]
     assert few[-1] == "ZeroDivisionError: of weights" and not any("generating" in line for line in few)
     all_of_it = [line.rpartition(" w1 ")[2] for line in scene.shown(detailed=True)]
     assert "now generating" in all_of_it and any("figures of round 1: reward 0.25" in line for line in all_of_it)
