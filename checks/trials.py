@@ -70,6 +70,12 @@ STUDIES = {
     # Easy and harder levels of five tasks all the time, or the easy ones in the first third of the rounds and then the harder.
     "curriculum": [alone("mixed levels", TASKS=LEVELS), alone("easy levels first", TASKS=LEVELS, variant="easy levels first")],
     "own": [alone(f"I {own}", own=own, rounds=rounds) for own, rounds in ((8, 240), (8, 800), (16, 400), (32, 240))],
+    # The rate of every arm of the studies of knowledge. Nodes that share nothing are alone, so few of them will do.
+    "rates": [
+        swarm(own, external, nodes, LEARNING_RATE=rate)
+        for own, external, nodes in ((8, 0, 4), (16, 0, 2), (4, 12, 4), (4, 28, 8))
+        for rate in ("1e-4", "2e-4", "3e-4")
+    ],
     # How far can one get? A large batch over many rounds.
     "most": [alone(f"I {own}, {rounds} rounds", rounds, own) for own, rounds in ((32, 480), (32, 960), (64, 960))],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
