@@ -21,23 +21,28 @@ FORM = PREFIXES["answer"]
 
 
 class HeldOut:
-    """Call it to measure the policy as it is now; the figures have their names in the record."""
+    """Call it to measure the policy as it is now; the figures have their names in the record.
+
+    `right` says of each figure which questions were answered rightly the last time, as a 1 or a 0 each: two models that answer the
+    same questions are compared question by question.
+    """
 
     def __init__(self, tasks: Tasks, policy: Policy) -> None:
         self.tasks, self.policy, self.questions = tasks, policy, tasks.held_out()
+        self.right: dict[str, str] = {}
 
     def __call__(self) -> dict[str, Any]:
         plain = self.policy.greedy(self.questions)
         begun = plain if self.policy.prompting.prefix == FORM else self.policy.greedy(self.questions, FORM)
         readings = [(text, in_tags(text), formed) for text, formed in zip(plain, begun, strict=True)]
         passed, known, formed = zip(*self._right(readings), strict=True)
+        figures = {"held_out": passed, "held_out_style_blind": known, "held_out_in_form": formed}
+        self.right = {name: "".join("01"[right] for right in results) for name, results in figures.items()}
         by_task: dict[str, list[bool]] = {}
         for question, right in zip(self.questions, passed, strict=True):
             by_task.setdefault(question.task or "", []).append(right)
         return {
-            "held_out": fmean(passed),
-            "held_out_style_blind": fmean(known),
-            "held_out_in_form": fmean(formed),
+            **{name: fmean(results) for name, results in figures.items()},
             "held_out_by_task": {task: fmean(results) for task, results in sorted(by_task.items())},
             "held_out_questions": len(self.questions),
         }

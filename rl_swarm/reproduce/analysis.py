@@ -11,7 +11,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from rl_swarm.reproduce.permutation import SIGNIFICANT, interval, permutation_p, verdict
-from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Arm
+from rl_swarm.reproduce.plan import PAPERS_QUESTION, SMOOTHED_ROUNDS, Arm, Asked
 from rl_swarm.reproduce.results import CellResult, ending
 from rl_swarm.runs.record import Evaluated
 from rl_swarm.show.formats import percent
@@ -19,8 +19,9 @@ from rl_swarm.text import counted
 
 PAPERS_GAIN = {"6/2": 0.52, "4/4": 0.94, "2/6": 0.68}  # in the paper's own measure, arXiv:2509.08721
 PAPERS_CUMULATIVE = {"8/0": 561.79, "6/2": 854.43, "4/4": 1093.31, "2/6": 945.87}
+PAPERS_NODES = 8
 KEPT = 0.95  # share of its highest cumulative gain that an arm must still have at the end
-COSTS = {"generated": "tokens written", "compute": "tokens written, and three for each token trained on"}
+COSTS = {"writing": "tokens_generated", "compute": "compute"}  # by cost: the measure
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,6 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class AtEqualCost:
-    """Both arms at the moment when each has spent, per node, as much as the cheaper one spent in all."""
-
-    cost: str
-    rounds: tuple[float, float]
-    reached: tuple[float, float]  # smoothed reward then
-    mean_reward: tuple[float, float]  # of all rounds until then
-    p: float
-
-
-@dataclass(frozen=True)
 class Comparison:
     """An arm against another on the seeds that both have; the pairs are (other, arm)."""
 
@@ -70,12 +60,20 @@ class Comparison:
     cumulative: tuple[tuple[float, float], ...]
     final: tuple[tuple[float, float], ...]
     held_out: tuple[tuple[float, float], ...]  # at the end, on the seeds on which both were measured
+    by_question: tuple[float, ...]  # the difference of the shares of nodes that were right, mean of the seeds
     kept: float | None
-    at_equal_cost: tuple[AtEqualCost, ...]
+    spent: dict[str, float]  # by cost: what a node of this arm spends, as a share of what a node of the other does
+    operations: tuple[float, float]
 
     @property
     def gain(self) -> float | None:
         return _ratio(self.cumulative)
+
+    @property
+    def gain_range(self) -> tuple[float, float] | None:
+        """The 95 % interval of the gain, over seeds."""
+        base, found = sum(theirs for theirs, _ in self.cumulative), interval(_differences(self.cumulative))
+        return (found[0] * len(self.seeds) / base, found[1] * len(self.seeds) / base) if found and base else None
 
     @property
     def final_gain(self) -> float | None:
@@ -83,16 +81,21 @@ class Comparison:
 
     @property
     def p(self) -> float:
-        return permutation_p([ours - theirs for theirs, ours in self.cumulative])
+        return permutation_p(_differences(self.cumulative))
 
     @property
     def knows_more(self) -> float | None:
         """How much further held-out accuracy came, as the verifier reads."""
-        return fmean(ours - theirs for theirs, ours in self.held_out) if self.held_out else None
+        return fmean(_differences(self.held_out)) if self.held_out else None
+
+    @property
+    def held_out_range(self) -> tuple[float, float] | None:
+        """Its 95 % interval: over seeds or, where there is one seed, over the questions."""
+        return interval(_differences(self.held_out)) or interval(self.by_question)
 
     @property
     def held_out_p(self) -> float | None:
-        return permutation_p([ours - theirs for theirs, ours in self.held_out]) if self.held_out else None
+        return permutation_p(_differences(self.held_out)) if self.held_out else None
 
     @property
     def worst(self) -> float | None:
@@ -104,6 +107,7 @@ class Comparison:
 class Analysis:
     arms: tuple[ArmResult, ...]  # the baseline first
     best: str
+    asked: Asked = PAPERS_QUESTION
 
     @property
     def baseline(self) -> ArmResult:
@@ -119,21 +123,29 @@ class Analysis:
         """Half of the baseline's reward at its end: how soon an arm gets there says how fast it learns."""
         return fmean(ending(self.baseline.mean_curve("own"))) / 2
 
-    @cached_property
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Every arm against the baseline; nothing without an arm that does not share."""
-        return tuple(compare(arm, self.baseline) for arm in self.arms[1:]) if self.baseline.arm.split.external == 0 else ()
-
-    @cached_property
-    def ablations(self) -> tuple[Comparison, ...]:
-        """Every ablation against the split that it changes."""
-        best = self.arm(self.best)
-        return tuple(compare(arm, best) for arm in self.arms if arm.arm.ablation) if best else ()
-
     @property
     def table(self) -> list[ArmResult]:
         """The arms of the table itself."""
-        return [arm for arm in self.arms if not arm.arm.ablation]
+        return [arm for arm in self.arms if arm.arm.in_table]
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Every other arm of the table against the baseline; nothing without an arm that does not share."""
+        return tuple(compare(arm, self.baseline) for arm in self.table[1:]) if self.baseline.arm.split.external == 0 else ()
+
+    @cached_property
+    def ablations(self) -> tuple[Comparison, ...]:
+        """Every ablation against the split that it changes or, where it has one, against its own arm without sharing."""
+        changed = [arm for arm in self.arms if arm.arm.ablation]
+        alone = {arm.arm.ablation: arm for arm in changed if not arm.arm.split.external}
+        against = {arm.name: alone.get(arm.arm.ablation) or self.arm(self.best) for arm in changed}
+        return tuple(compare(arm, other) for arm in changed if (other := against[arm.name]) and other is not arm)
+
+    @cached_property
+    def at_equal_cost(self) -> dict[str, Comparison]:
+        """By cost: the best arm against the baseline over as many rounds as cost the same."""
+        best = self.arm(self.best)
+        return {arm.arm.equal: compare(best, arm) for arm in self.arms if arm.arm.equal} if best else {}
 
     def gain_by_horizon(self, arm: ArmResult) -> list[tuple[int, float]]:
         """The gain up to each round, without the first few, where next to nothing is paid; on the seeds that both have."""
@@ -155,13 +167,14 @@ class Analysis:
         return next((each for each in self.comparisons if each.arm == self.best), None)
 
 
-def analyse(results: Sequence[CellResult], best: str) -> Analysis:
+def analyse(results: Sequence[CellResult], best: str, asked: Asked = PAPERS_QUESTION) -> Analysis:
     """Group finished cells by arm. The first arm without sharing outside any ablation is the baseline."""
     by_arm: dict[str, dict[int, CellResult]] = {}
     for result in results:
         by_arm.setdefault(result.cell.arm.name, {})[result.cell.seed] = result
     arms = [ArmResult(next(iter(cells.values())).cell.arm, dict(sorted(cells.items()))) for cells in by_arm.values()]
-    return Analysis(tuple(sorted(arms, key=lambda each: (bool(each.arm.ablation), each.arm.split.external))), best)
+    order = sorted(arms, key=lambda each: (not each.arm.in_table, bool(each.arm.ablation), each.arm.split.external))
+    return Analysis(tuple(order), best, asked)
 
 
 def compare(arm: ArmResult, other: ArmResult) -> Comparison:
@@ -178,9 +191,24 @@ def compare(arm: ArmResult, other: ArmResult) -> Comparison:
             for theirs, ours in pairs
             if theirs.measures["held_out"] is not None and ours.measures["held_out"] is not None
         ),
+        by_question=_by_question([(theirs.right_at_end, ours.right_at_end) for theirs, ours in pairs]),
         kept=kept([(theirs.curves.own, ours.curves.own) for theirs, ours in pairs]),
-        at_equal_cost=tuple(_at_equal_cost(cost, pairs) for cost in COSTS) if pairs else (),
+        spent={cost: _spent(arm, measure) / max(1.0, _spent(other, measure)) for cost, measure in COSTS.items()},
+        operations=(other.mean("operations") or 0.0, arm.mean("operations") or 0.0),
     )
+
+
+def _spent(arm: ArmResult, measure: str) -> float:
+    """What a node of this arm spends in all."""
+    return (arm.mean(measure) or 0.0) / arm.arm.nodes
+
+
+def _by_question(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, ...]:
+    """The mean difference at each question; nothing unless both of each pair were asked the same ones."""
+    if not pairs or any(not ours or len(ours) != len(theirs) for theirs, ours in pairs):
+        return ()
+    seeds = [[ours - theirs for theirs, ours in zip(*pair, strict=True)] for pair in pairs]
+    return tuple(map(fmean, zip(*seeds, strict=True)))
 
 
 def kept(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
@@ -195,26 +223,12 @@ def rounds_to(smoothed: Sequence[float], threshold: float) -> int | None:
     return next((place + 1 for place, value in enumerate(smoothed) if value >= threshold), None)
 
 
-def rounds_for(costs: Sequence[float], budget: float) -> int:
-    """Rounds that a running cost pays for, and at least one."""
-    return max(1, sum(cost <= budget for cost in costs))
-
-
-def _at_equal_cost(name: str, pairs: Sequence[tuple[CellResult, CellResult]]) -> AtEqualCost:
-    rounds, reached, means = [], [], []
-    for pair in pairs:
-        costs = [[cost / result.cell.arm.nodes for cost in getattr(result.curves, name)] for result in pair]
-        budget = min(each[-1] for each in costs)
-        done = [rounds_for(each, budget) for each in costs]
-        rounds.append(done)
-        reached.append([result.curves.smoothed[number - 1] for result, number in zip(pair, done, strict=True)])
-        means.append([fmean(result.curves.own[:number]) for result, number in zip(pair, done, strict=True)])
-    p = permutation_p([ours - theirs for theirs, ours in reached])
-    return AtEqualCost(name, rounds=_means(rounds), reached=_means(reached), mean_reward=_means(means), p=p)
-
-
 def _means(pairs: Sequence[Sequence[float]]) -> tuple[float, float]:
     return fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
+
+
+def _differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    return [ours - theirs for theirs, ours in pairs]
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -223,22 +237,24 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """What was found, good or bad; the split that was named beforehand first."""
-    found = []
+    """What was found, good or bad; the split that was named beforehand first, by the measure that was."""
+    found, change = list[str](), analysis.asked.change
     main = analysis.main
     if analysis.baseline.arm.split.external:
         found.append("There is no run without sharing (J = 0), so whether sharing helped cannot be said.")
     if main:
-        found += [verdict(main.arm, main.other, main.cumulative), _about_knowledge(main)]
-        found += [_about_keeping(main), _about_the_paper(main)]
-        found += [_about_cost(main, each) for each in main.at_equal_cost]
-        found.append(_about_mixing(analysis, main))
+        outcomes = [_about_reward(main, change), _about_knowledge(main, change)]
+        found += reversed(outcomes) if analysis.asked.outcome == "held_out" else outcomes
+        found += [_about_being_as_good(main, analysis.asked.as_good_within), _about_spending(main)]
+        found += [_about_equal_cost(cost, each, change) for cost, each in analysis.at_equal_cost.items()]
+        found += [_about_keeping(main), _about_the_paper(analysis, main), _about_mixing(analysis, main)]
     for each in (each for each in analysis.comparisons if each is not main):
-        found += [verdict(each.arm, each.other, each.cumulative), _about_knowledge(each)]
-    if analysis.best != analysis.baseline.name:
-        found += [verdict(each.arm, each.other, each.cumulative, what="the change") for each in analysis.ablations]
+        found += [_about_reward(each, change), _about_knowledge(each, change)]
+    for each in analysis.ablations:
+        what = "the change" if each.other == analysis.best else "sharing"
+        found += [_about_reward(each, what), _about_knowledge(each, what)]
     if analysis.before:
-        found += [_about_learning(arm, analysis.before) for arm in analysis.arms]
+        found += [_about_learning(arm, analysis.before) for arm in analysis.table]
     for arm in analysis.arms:
         lost = sum(cell.measures["collapsed"] for cell in arm.cells.values())
         if lost:
@@ -248,33 +264,82 @@ def sentences(analysis: Analysis) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _about_knowledge(each: Comparison) -> str:
+def _about_reward(each: Comparison, what: str) -> str:
+    if not each.seeds:
+        return f"{each.arm} and {each.other} share no seed, so they cannot be compared."
+    differences = _differences(each.cumulative)
+    change = percent(each.gain, "+.0%") if each.gain is not None else f"{fmean(differences):+.3f}"
+    shown = _interval([f"{100 * end:+.0f}" for end in each.gain_range], " %") if each.gain_range else ""
+    return verdict(f"{each.arm} against {each.other}: {change} cumulative own reward{shown}", differences, what)
+
+
+def _about_knowledge(each: Comparison, what: str) -> str:
     """Held-out accuracy at the end, which may differ where rewards no longer do."""
     if each.knows_more is None:
         return ""
     theirs, ours = _means(each.held_out)
-    differences = [ours - theirs for theirs, ours in each.held_out]
-    range_of = interval(differences)
-    shown = f", 95 % interval {100 * range_of[0]:+.1f} to {100 * range_of[1]:+.1f}" if range_of else ""
-    better = sum(difference > 0 for difference in differences)
-    return (
-        f"Held-out at the end: {each.arm} {percent(ours, '.1%')}, {each.other} {percent(theirs, '.1%')} "
-        f"({100 * each.knows_more:+.1f} points{shown}, better on {better} of {counted(len(differences), 'seed')}, "
-        f"p = {each.held_out_p:.4f})."
+    head = (
+        f"Held-out at the end: {each.arm} {percent(ours, '.1%')}, {each.other} {percent(theirs, '.1%')}, "
+        f"{100 * each.knows_more:+.1f} points{_points(each.held_out_range, over_questions=len(each.held_out) < 2)}"
     )
+    return verdict(head, _differences(each.held_out), what)
+
+
+def _points(found: tuple[float, float] | None, over_questions: bool) -> str:
+    over = " over the questions" if over_questions else ""
+    return _interval([f"{100 * end:+.1f}" for end in found], over) if found else ""
+
+
+def _interval(ends: Sequence[str], more: str) -> str:
+    return f" (95 % interval {' to '.join(ends)}{more})"
+
+
+def _about_being_as_good(main: Comparison, margin: float | None) -> str:
+    if margin is None or not main.held_out_range:
+        return ""
+    within = f"within {100 * margin:.0f} points of held-out accuracy, a margin that was fixed beforehand"
+    if main.held_out_range[0] > -margin:
+        return f"{main.arm} is as good as {main.other} {within}."
+    return f"That {main.arm} is as good as {main.other} {within}, is not shown."
+
+
+def _about_spending(main: Comparison) -> str:
+    """What the gain costs over the same rounds."""
+    theirs, ours = main.operations
+    return (
+        f"Over the same rounds a node of {main.arm} writes {percent(main.spent['writing'])} of the tokens of one of {main.other} "
+        f"and computes {percent(main.spent['compute'])}, with {ours:.1f} operations on the store a round instead of {theirs:.1f}."
+    )
+
+
+def _about_equal_cost(cost: str, each: Comparison, what: str) -> str:
+    """The ends of two whole runs: a run that is read off in the middle has a learning rate that was still high."""
+    head = f"At equal {cost} ({percent(each.spent[cost])} of what {each.other} spends)"
+    known = _about_knowledge(each, what)
+    if known:
+        return f"{head}: {known[0].lower()}{known[1:]}"
+    theirs, ours = _means(each.final)
+    return verdict(f"{head}: final own reward {each.arm} {ours:.3f}, {each.other} {theirs:.3f}", _differences(each.final), what)
 
 
 def _about_learning(arm: ArmResult, before: Evaluated) -> str:
     """What nodes know at the end, beside what the base model knew when made to answer in the form that is rewarded."""
-    ends = [cell.measures["held_out"] for cell in arm.cells.values() if cell.measures["held_out"] is not None]
-    if not ends:
+    cells = [cell for cell in arm.cells.values() if cell.measures["held_out"] is not None]
+    if not cells:
         return ""
-    seeds = counted(len(ends), "seed")
-    return (
-        f"{arm.name} ends at {percent(fmean(ends), '.1%')} of {before.held_out_questions} held-out questions (mean of {seeds}, "
-        f"the worst {percent(min(ends), '.1%')}); the base model knows {percent(before.held_out_in_form, '.1%')} in the form and "
-        f"{percent(before.held_out_style_blind, '.1%')} in any form."
+    ends, known = [cell.measures["held_out"] for cell in cells], before.held_out_in_form
+    of_seeds = f"mean of {counted(len(ends), 'seed')}, {percent(min(ends), '.1%')} to {percent(max(ends), '.1%')}"
+    head = (
+        f"{arm.name} ends at {percent(fmean(ends), '.1%')} of {before.held_out_questions} held-out questions "
+        f"({of_seeds if len(ends) > 1 else 'one seed'}); the base model has {percent(before.held_out, '.1%')} by itself, "
+        f"{percent(known, '.1%')} in the form and {percent(before.held_out_style_blind, '.1%')} in any form"
     )
+    gained = [end - known for end in ends]
+    marks = [[int(mark) for mark in cell.right_before.get("held_out_in_form", "")] for cell in cells]
+    asked = _by_question([(mark, cell.right_at_end) for mark, cell in zip(marks, cells, strict=True)])
+    found = interval(gained) or interval(asked)
+    more = f"{100 * fmean(gained):+.1f} points against the form{_points(found, over_questions=len(gained) < 2)}"
+    return verdict(f"{head}: {more}", gained, "training")
 
 
 def _about_keeping(main: Comparison) -> str:
@@ -286,22 +351,16 @@ def _about_keeping(main: Comparison) -> str:
     return f"{main.arm} loses part of its gain: at the end it has {percent(main.kept)} of its highest; {ends}."
 
 
-def _about_the_paper(main: Comparison) -> str:
-    if main.arm not in PAPERS_GAIN or main.gain is None:
+def _about_the_paper(analysis: Analysis, main: Comparison) -> str:
+    """Only for swarms of the paper's size and splits."""
+    alike = main.other in PAPERS_CUMULATIVE and analysis.baseline.arm.nodes == PAPERS_NODES
+    if not alike or main.arm not in PAPERS_GAIN or main.gain is None:
         return ""
     paper, ours = PAPERS_GAIN[main.arm], main.gain
     said = f"The paper reports {percent(paper, '+.0%')} for {main.arm} in its own measure; here it is {percent(ours, '+.0%')}"
     if ours < paper:
         return f"{said}, so that is not reached."
     return f"{said}, so that is reached." if main.p < SIGNIFICANT else f"{said}, on too few seeds to say that it is reached."
-
-
-def _about_cost(main: Comparison, equal: AtEqualCost) -> str:
-    theirs, ours = equal.reached
-    return (
-        f"At equal cost ({COSTS[equal.cost]}) {main.arm} stands at {ours:.3f} after {equal.rounds[1]:.0f} rounds, {main.other} at "
-        f"{theirs:.3f} after {equal.rounds[0]:.0f} (smoothed own reward, p = {equal.p:.4f})."
-    )
 
 
 def _about_mixing(analysis: Analysis, main: Comparison) -> str:

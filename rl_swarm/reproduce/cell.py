@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,7 +27,7 @@ from rl_swarm.node.worker import Worker
 from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.plan import QUANTISED, Cell, Split
-from rl_swarm.reproduce.results import SAVED, Answers, CellResult, save
+from rl_swarm.reproduce.results import SAVED, Answers, CellResult, code_digest, save
 from rl_swarm.rollout import Question
 from rl_swarm.runs import progress
 from rl_swarm.runs.record import Evaluated, Round
@@ -37,6 +38,9 @@ from rl_swarm.swarm.layout import Layout, round_of_folder
 from rl_swarm.swarm.membership import enter
 from rl_swarm.swarm.protocol import Newsbox
 from rl_swarm.tasks import tasks_version, warm_up
+
+if TYPE_CHECKING:
+    from rl_swarm.learning.evaluation import HeldOut
 
 LAYOUT = Layout("reproduce")
 QUANTISED_LEVELS = 7  # on either side of zero: four bits
@@ -50,14 +54,18 @@ class _Start(msgspec.Struct, frozen=True):
 
     before: Evaluated | None = None
     answers: tuple[str, ...] = ()
+    right: dict[str, str] = {}
+    prompt_tokens: float = 0.0
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """Where an interrupted cell goes on: all nodes have a checkpoint of this round."""
+    """Where an interrupted cell goes on: all nodes have a checkpoint of this round, made by this code."""
 
     round: int
     start: _Start
     seconds: float
+    counts: dict[str, int]
+    code: str
 
 
 def adapted(split: Split, informative: Sequence[float], peers: int) -> Split:
@@ -84,24 +92,26 @@ def run_cell(
     warm_up()
     with ExitStack() as closing:
         place = folder or Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="reproduce-")))
-        if folder and not (folder / SAVED).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a try that was cut off before it saved anything
+        if folder and not _can_go_on(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         (place / "store").mkdir(parents=True, exist_ok=True)
         store = FolderStore(place / "store", local=True)
         members = [_make_member(cell, number, store, place, closing) for number in range(cell.arm.nodes)]
         saved = _resume(members, place)
+        if saved:
+            store.counts.update(saved.counts)
         began = last_saved = time.monotonic()
         start = saved.start if saved else _measure_start(members[0][1])
         spent = saved.seconds if saved else 0.0
         for number in range(saved.round if saved else 0, cell.rounds):
             if folder and time.monotonic() >= last_saved + save_seconds:
                 last_saved = time.monotonic()
-                _save(members, place, _Saved(number, start, spent + last_saved - began))
+                _save(members, place, _Saved(number, start, spent + last_saved - began, dict(store.counts), code_digest()))
             order = list(members)
             generator(cell.seed, "order", number).shuffle(order)
             for node, worker in order:
                 if cell.arm.adaptive and number:  # there is nothing to adapt to before the first round
-                    shares = [row.own_used / row.own_wanted for row in _records(node)]
+                    shares = [row.own_used / row.own_wanted for row in _records(node) if row.round < number]
                     split = adapted(cell.arm.split, shares, len(members) - 1)
                     worker.config = replace(worker.config, own_count=split.own, external_count=split.external)
                 worker.play(number)
@@ -111,8 +121,27 @@ def run_cell(
             for first, (question, last) in zip(start.answers, _answers(members[0][1]), strict=True)
         ]
         rows = sorted((row for node, _ in members for row in _records(node)), key=lambda row: (row.round, row.node_id))
+        right = tuple(found.right for _, worker in members if (found := _held_out(worker)))
     assert len(rows) == len(members) * cell.rounds, "a journal lacks a round"
-    return CellResult(cell, tuple(rows), start.before, spent + time.monotonic() - began, tuple(answers))
+    return CellResult(
+        cell,
+        tuple(rows),
+        before=start.before,
+        seconds=spent + time.monotonic() - began,
+        answers=tuple(answers),
+        right_before=start.right,
+        right=right,
+        prompt_tokens=start.prompt_tokens,
+        code=code_digest(),
+    )
+
+
+def _can_go_on(folder: Path) -> bool:
+    """Whether something was saved, and by the code that would go on with it."""
+    try:
+        return msgspec.json.decode((folder / SAVED).read_bytes(), type=_Saved).code == code_digest()
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
 
 
 def _save(members: Sequence[tuple[Node, Worker]], place: Path, saved: _Saved) -> None:
@@ -148,16 +177,24 @@ def _records(node: Node) -> list[Round]:
 
 
 def _measure_start(worker: Worker) -> _Start:
-    if not worker.evaluate or not worker.config.eval_interval:
+    held_out = _held_out(worker)
+    if not held_out:
         return _Start()
-    return _Start(Evaluated(round=0, **worker.evaluate()), tuple(text for _, text in _answers(worker)))
+    figures = Evaluated(round=0, **held_out())
+    tokens = fmean(len(held_out.policy.prompt_ids(question.prompt)) for question in held_out.questions)
+    return _Start(figures, tuple(text for _, text in _answers(worker)), held_out.right, tokens)
 
 
 def _answers(worker: Worker) -> list[tuple[Question, str]]:
+    held_out = _held_out(worker)
+    return held_out.answers(SHOWN_ANSWERS) if held_out else []
+
+
+def _held_out(worker: Worker) -> "HeldOut | None":
+    """What measures this worker's accuracy, if it is to be measured."""
     from rl_swarm.learning.evaluation import HeldOut
 
-    held_out = worker.evaluate
-    return held_out.answers(SHOWN_ANSWERS) if isinstance(held_out, HeldOut) and worker.config.eval_interval else []
+    return worker.evaluate if isinstance(worker.evaluate, HeldOut) and worker.config.eval_interval else None
 
 
 def _make_member(cell: Cell, place: int, store: Store, folder: Path, closing: ExitStack) -> tuple[Node, Worker]:

@@ -3,6 +3,7 @@
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +15,19 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import plan
 from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
 from rl_swarm.reproduce.elsewhere import read_experiments, usual_best
-from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Preset, parse_splits
+from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Arm, Preset, parse_splits
 from rl_swarm.reproduce.results import CellResult
 from rl_swarm.reproduce.schedule import Schedule
 from rl_swarm.reproduce.table import Provenance, write_report
 from rl_swarm.show.formats import number
 from rl_swarm.show.tables import make_table
 from rl_swarm.store import open_store
+from rl_swarm.swarm.experiment import public_model
 from rl_swarm.tasks import parse_tasks
 from rl_swarm.text import counted
 
 SHOWN_EVERY_SECONDS = 30.0
+BY_HAND = "the number of rounds was given by hand, by no rule"
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,17 @@ def reproduce(
 ) -> bool:
     """Run the cells that are not finished and report; False if it was stopped before the end. Raises ConfigError and CellFailed."""
     preset = chosen_preset(wanted)
-    settings = {**preset.settings, **given_settings(environment, flags)}
+    given = given_settings(environment, flags)
+    settings = {**preset.settings, **given}
     parse_tasks(load(settings).tasks)  # refuse a wrong value now, in one line, rather than in a cell
     names = ABLATIONS if wanted.ablations == "all" else [name for name in wanted.ablations.split(",") if name]
-    arms = plan.arms_of(preset, names)
+    arms = [_without(arm, given) for arm in plan.arms_of(preset, names)]
     cells = plan.pilot_cells(preset, settings) if wanted.pilot else plan.cells_of(preset, arms, settings)
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
     _say(
         console,
-        f"{wanted.preset}: {sentence(preset.about)} {counted(preset.nodes, 'node')}, {counted(len(cells), 'cell')}, {parallel} "
-        "at a time; stop with Ctrl-C, continue with the same command",
+        f"{wanted.preset}: {sentence(preset.about)} {counted(len(cells), 'cell')}, {parallel} at a time; stop with Ctrl-C, "
+        "continue with the same command",
     )
     schedule = Schedule(cells, wanted.output / "cells", parallel, Shown(console))
     results = schedule.run()
@@ -76,22 +80,35 @@ def reproduce(
     if wanted.pilot:
         show_pilot(results, console)
         return True
-    about = (
-        f"{sentence(preset.about[0].upper() + preset.about[1:])} {counted(preset.rounds, 'round')}, "
-        f"{counted(preset.nodes, 'node')}, {counted(len(cells), 'swarm')}. The first comparison is {preset.best} "
-        "against the split without sharing, whatever came out best."
-    )
-    provenance = Provenance(about, command, preset.rule, settings, plan.versions())
-    _report(analyse(results, preset.best), wanted.output, provenance, console)
+    found = analyse(results, preset.best, preset.asked)
+    about = f"{sentence(preset.about[0].upper() + preset.about[1:])} {counted(preset.rounds, 'round')}."
+    if found.main:
+        about += f" The first comparison is {found.main.arm} against {found.main.other}, whatever came out best."
+    shown = settings | {"MODEL_NAME": public_model(settings["MODEL_NAME"])}
+    _report(found, wanted.output, Provenance(about, command, preset.rule, shown, plan.versions() | _code(results)), console)
     return True
+
+
+def _without(arm: Arm, given: Mapping[str, str]) -> Arm:
+    """The arm without settings of its own that were given by hand, which count for all arms."""
+    return replace(arm, settings={name: value for name, value in arm.settings.items() if name not in given})
+
+
+def _code(results: list[CellResult]) -> dict[str, str]:
+    """Which code ran the cells, and how many each, if it was not the same for all."""
+    ran = Counter(result.code for result in results)
+    return {"code": next(iter(ran)) if len(ran) == 1 else ", ".join(f"{code} ({counted(n, 'cell')})" for code, n in ran.items())}
 
 
 def chosen_preset(wanted: Wanted) -> Preset:
     preset = plan.find_preset(wanted.preset)
+    if wanted.pilot and not preset.pilot_rounds:
+        raise ConfigError(f"--pilot fixes nothing for --preset {wanted.preset}: leave it out, or use the preset nano")
     if preset.arms:
         if wanted.quick or wanted.splits or wanted.best or wanted.nodes:
             raise ConfigError(f"the arms of --preset {wanted.preset} are fixed: leave out --quick, --splits, --best and --nodes")
-        return replace(preset, seeds=wanted.seeds or preset.seeds, rounds=wanted.rounds or preset.rounds)
+        rule = BY_HAND if wanted.rounds else preset.rule
+        return replace(preset, seeds=wanted.seeds or preset.seeds, rounds=wanted.rounds or preset.rounds, rule=rule)
     preset = plan.quick(preset) if wanted.quick else preset
     splits = parse_splits(wanted.splits or preset.splits)
     shares = [str(split) for split in splits if split.external]
@@ -106,7 +123,8 @@ def chosen_preset(wanted: Wanted) -> Preset:
         best=best,
         seeds=wanted.seeds or preset.seeds,
         rounds=wanted.rounds or preset.rounds,
-        rule="the number of rounds was given by hand, by no rule" if wanted.rounds else preset.rule,
+        rule=BY_HAND if wanted.rounds else preset.rule,
+        equal=preset.equal if (wanted.splits, wanted.best) == (None, None) else {},  # which hold for the preset's own pair
         pilot_rounds=wanted.rounds or preset.pilot_rounds,
         nodes=wanted.nodes or preset.nodes,
     )

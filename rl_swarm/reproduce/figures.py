@@ -1,4 +1,4 @@
-"""Draw the paper's two figures, reward by arm and all arms together, and three that it leaves out: cost, horizon and ablations."""
+"""Draw the paper's two figures, reward by arm and all arms together, and those that it leaves out: knowledge, cost, ablations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rl_swarm.reproduce.analysis import Analysis, ArmResult
+from rl_swarm.reproduce.analysis import COSTS, Analysis, ArmResult
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS
 from rl_swarm.show.drawing import Panel, Shades, round_axis, smooth
 from rl_swarm.show.formats import percent
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ARM_COLOURS = ("#6b7280", "#56a0d3", "#0b6bcb", "#c2570c", "#009e73", "#cc79a7", "#8c8c00", "#7a7fd1")
-COST_LABELS = {"generated": "thousand tokens written by a node", "compute": "the same, and 3 for each token trained on"}
+COST_LABELS = {"writing": "thousand tokens written by a node", "compute": "compute of a node, in thousand tokens"}
+
+
+_END_WORDS = {"final": "own reward in the last tenth of the rounds", "held_out": "held-out accuracy at the end"}
 
 
 @dataclass(frozen=True)
@@ -54,29 +57,31 @@ def make_figures(analysis: Analysis) -> Mapping[str, Figure]:
             ],
         ),
         "cost": Figure(
-            "Own reward at equal cost",
-            "The same reward against the cost of a node.",
-            [Panel(partial(_draw_cost, arms=arms, cost=cost), f"Own reward against {COST_LABELS[cost]}") for cost in COST_LABELS],
+            "Where a run ends, by its cost",
+            f"Each dot is the end of a seed: {_END_WORDS[_end_of(analysis)]}. Points on the way are not shown, since the learning "
+            "rate falls until the end of a run.",
+            [Panel(partial(_draw_cost, analysis=analysis, cost=cost), f"The end by {COST_LABELS[cost]}") for cost in COST_LABELS],
         ),
     }
     if any(arm.knowledge for arm in arms):
         made["knowledge"] = _knowledge(analysis)
     if analysis.comparisons:
         made["horizon"] = Figure(
-            "The gain for every horizon",
-            "The gain against the split without sharing for every horizon that could have been chosen. The first rounds, in which "
-            "next to nothing is paid, are left out.",
-            [Panel(partial(_draw_horizon, analysis=analysis), "Gain by horizon")],
+            "The gain up to each round",
+            "The gain against the split without sharing, up to each round of these runs. A run that was planned to end there would "
+            "have had a lower learning rate. The first rounds, in which next to nothing is paid, are left out.",
+            [Panel(partial(_draw_horizon, analysis=analysis), "Gain up to each round")],
         )
-    if len(arms) < len(analysis.arms):
+    if analysis.ablations:
         named = (analysis.best, analysis.baseline.name)
         changed = [arm for arm in reversed(analysis.arms) if arm.arm.ablation or arm.name in named]
+        seeds = set[int]().union(*(arm.cells for arm in changed if arm.arm.ablation))
         made["ablations"] = Figure(
             "The best split, changed in one way",
-            "The effect of changing the best split in one way.",
+            "The effect of changing the best split in one way, on the seeds that the changed ones have.",
             [
                 Panel(
-                    partial(_draw_ablations, arms=changed),
+                    partial(_draw_ablations, arms=changed, seeds=seeds),
                     "Cumulative own reward of the ablations",
                     height=0.9 + 0.38 * len(changed),
                 )
@@ -89,8 +94,8 @@ def _knowledge(analysis: Analysis) -> Figure:
     """Held-out accuracy by round and, where the arms are swarms of several sizes, by size."""
     panels = [Panel(partial(_draw_knowledge, analysis=analysis), "Held-out accuracy by round")]
     caption = (
-        "Greedy accuracy on held-out questions, as the verifier reads: the mean of nodes and seeds. The dotted line is what the "
-        "base model knows in the form that is rewarded."
+        "Greedy accuracy on held-out questions, as the verifier reads: the mean of nodes and seeds, in the band between the lowest "
+        "and the highest seed. The dotted line is what the base model knows in the form that is rewarded."
     )
     if len({arm.arm.nodes for arm in analysis.table}) > 2:
         panels.append(Panel(partial(_draw_sizes, analysis=analysis), "Held-out accuracy at the end by size of the swarm"))
@@ -100,7 +105,10 @@ def _knowledge(analysis: Analysis) -> Figure:
 
 def _draw_knowledge(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
     for place, arm in enumerate(analysis.table):
-        _draw_line(axes, place, arm, list(arm.knowledge), list(arm.knowledge.values()))
+        rounds, curves = list(arm.knowledge), [cell.knowledge for cell in arm.cells.values()]
+        seeds = [[curve[number] for curve in curves] for number in rounds]
+        axes.fill_between(rounds, list(map(min, seeds)), list(map(max, seeds)), color=_colour(place), alpha=0.18, linewidth=0)
+        _draw_line(axes, place, arm, rounds, list(arm.knowledge.values()))
     axes.set_title("Held-out accuracy")
     _finish_knowledge(axes, shades, analysis)
     axes.legend(frameon=False, loc="lower right")
@@ -110,7 +118,7 @@ def _draw_knowledge(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None
 def _draw_sizes(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
     arms = sorted(analysis.table, key=lambda arm: arm.arm.nodes)
     ends = [(arm.arm.nodes, [cell.measures["held_out"] for cell in arm.cells.values()]) for arm in arms]
-    measured = [(nodes, [value for value in values if value is not None]) for nodes, values in ends]
+    measured = [(nodes, known) for nodes, values in ends if (known := [value for value in values if value is not None])]
     axes.plot([nodes for nodes, _ in measured], [fmean(values) for _, values in measured], color=shades.first, linewidth=2.2)
     for nodes, values in measured:
         axes.plot([nodes] * len(values), values, "o", color=shades.first, markersize=4, alpha=0.6)
@@ -161,33 +169,44 @@ def _draw_lines(axes: "Axes", arms: Sequence[ArmResult], curves: Sequence[Sequen
     _finish(axes, "reward")
 
 
-def _draw_cost(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult], cost: str) -> None:
-    for place, arm in enumerate(arms):
-        thousands = [spent / arm.arm.nodes / 1000 for spent in arm.mean_curve(cost)]
-        _draw_line(axes, place, arm, thousands, arm.mean_curve("smoothed"))
-    axes.set_title("Own reward at equal cost")
+def _end_of(analysis: Analysis) -> str:
+    """The measure of the end: held-out accuracy where every run has it."""
+    measured = [cell.measures["held_out"] for arm in analysis.arms for cell in arm.cells.values()]
+    return "final" if None in measured else "held_out"
+
+
+def _draw_cost(axes: "Axes", shades: Shades, *, analysis: Analysis, cost: str) -> None:
+    """The ends of all arms but the ablations, over what a node spent to get there."""
+    measure = _end_of(analysis)
+    for place, arm in enumerate(arm for arm in analysis.arms if not arm.arm.ablation):
+        ends = [(cell.measures[COSTS[cost]] / arm.arm.nodes / 1000, cell.measures[measure]) for cell in arm.cells.values()]
+        axes.plot(*zip(*ends, strict=True), "o", color=_colour(place), markersize=5, alpha=0.7, label=arm.name)
+    axes.set_title(f"{_END_WORDS[measure].capitalize()} by cost")
+    axes.set_xlabel(COST_LABELS[cost])
+    axes.set_xlim(left=0)
     axes.legend(frameon=False)
-    _finish(axes, "own reward", COST_LABELS[cost])
+    if measure == "held_out":
+        _finish_knowledge(axes, shades, analysis)
 
 
 def _draw_horizon(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
-    """The gain that any other horizon would have given, for those who doubt the rule."""
+    """How the gain grows and shrinks on the way."""
     for place, arm in enumerate(analysis.table[1:], start=1):
         gains = analysis.gain_by_horizon(arm)
         _draw_line(axes, place, arm, [number for number, _ in gains], [gain for _, gain in gains])
     axes.yaxis.set_major_formatter(lambda value, _: percent(value, "+.0%"))
     axes.axhline(0, color=shades.faint, linewidth=0.8)
-    axes.set_title("Gain in cumulative own reward by horizon")
+    axes.set_title("Gain in cumulative own reward up to each round")
     axes.legend(frameon=False)
     _finish(axes)
     axes.set_ylim(auto=True)
 
 
-def _draw_ablations(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult]) -> None:
+def _draw_ablations(axes: "Axes", shades: Shades, *, arms: Sequence[ArmResult], seeds: set[int]) -> None:
     """Cumulative own reward of the arms that change the best split, each seed a dot."""
     for place, arm in enumerate(arms):
-        values = [cell.measures["cumulative"] for cell in arm.cells.values()]
-        mean = sum(values) / len(values)
+        values = [cell.measures["cumulative"] for seed, cell in arm.cells.items() if seed in seeds]
+        mean = fmean(values)
         colour = shades.second if arm.arm.ablation else shades.first
         axes.barh(place, mean, color=colour, alpha=0.35, height=0.62)
         axes.plot(values, [place] * len(values), "o", color=colour, markersize=4)

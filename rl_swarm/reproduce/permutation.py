@@ -11,7 +11,6 @@ from itertools import product
 from statistics import fmean, stdev
 
 from rl_swarm.randomness import generator
-from rl_swarm.show.formats import percent
 from rl_swarm.text import counted
 
 SIGNIFICANT = 0.05
@@ -40,7 +39,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
     count = len(differences)
     if count < 2:
         return None
-    reach = STUDENT.get(count - 1, 2.1 if count < 31 else 2.0) * stdev(differences) / math.sqrt(count)
+    reach = STUDENT.get(count - 1, 2.17 if count < 31 else 2.05 if count < 61 else 2.0) * stdev(differences) / math.sqrt(count)
     return fmean(differences) - reach, fmean(differences) + reach
 
 
@@ -49,18 +48,15 @@ def least_p(pairs: int) -> float:
     return 2.0 ** (1 - pairs) if pairs <= MOST_EXACT else 1 / (DRAWN + 1)
 
 
-def verdict(name: str, baseline: str, values: Sequence[tuple[float, float]], what: str = "sharing") -> str:
-    """One sentence about the cumulative own rewards (baseline, arm) of each seed; `what` is the difference between the two."""
-    if not values:
-        return f"{name} and {baseline} share no seed, so they cannot be compared."
-    differences = [ours - theirs for theirs, ours in values]
-    base, p, least = fmean(theirs for theirs, _ in values), permutation_p(differences), least_p(len(values))
-    change = percent(fmean(differences) / base, "+.0%") if base else f"{fmean(differences):+.3f}"
+def verdict(head: str, differences: Sequence[float], what: str = "sharing") -> str:
+    """One sentence about paired differences of which `head` tells the size: how sure it is that `what` made them."""
+    p, least = permutation_p(differences), least_p(len(differences))
+    if len(differences) == 1:
+        return f"{head}, on one seed: that is no proof."
     better = sum(each > 0 for each in differences)
-    seeds = f"better on {better} of {counted(len(values), 'seed')}"
-    head = f"{name} against {baseline}: {change} cumulative own reward, {seeds}, p = {p:.4f}"
+    head = f"{head}, better on {better} of {counted(len(differences), 'seed')}, p = {p:.4f}"
     if p < SIGNIFICANT:
         return f"{head}: {what} {'helped' if sum(differences) > 0 else 'hurt'}."
     if least >= SIGNIFICANT:
-        return f"{head}; {counted(len(values), 'pair')} cannot give less than {least:.2f}, so this is no proof either way."
+        return f"{head}; {counted(len(differences), 'pair')} cannot give less than {least:.2f}, so this is no proof either way."
     return f"{head}: no difference that chance would not explain."

@@ -1,8 +1,10 @@
 """Plan the runs that answer whether sharing helps: presets, arms, seeds and cells. Nothing here runs, reads or writes.
 
-A *split* is I own and J external rollouts a round, written I/J. An *arm* is one thing to compare: a split, or an ablation of the
-best one. A *cell* is one arm with one seed, that is one whole swarm. Arms are compared on the same seeds. Horizon, learning rate
-and best split are fixed on pilot seeds, which are never reported; reported seeds are run afterwards and once.
+A *split* is I own and J external rollouts a round, written I/J. An *arm* is one thing to compare: a split, an ablation of the
+best one, or the baseline over as many rounds as cost what the best one costs: the learning rate falls to the end of a run, so a
+longer run that is read off in the middle would be no equal. A *cell* is one arm with one seed, that is one whole swarm. Arms are
+compared on the same seeds. Horizon, learning rate and best split are fixed on pilot seeds, which are never reported; reported seeds
+are run afterwards and once.
 """
 
 import hashlib
@@ -11,13 +13,14 @@ import math
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from statistics import fmean
 
-from rl_swarm import __version__
+from rl_swarm.config import SETTINGS, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.show.drawing import smooth
+from rl_swarm.swarm.experiment import published_settings
 from rl_swarm.tasks import tasks_version
 from rl_swarm.text import counted
 
@@ -28,8 +31,8 @@ FEW_SEEDS = 3  # for every arm but the baseline and the best split
 SMOOTHED_ROUNDS = 10
 PLATEAU = 0.95
 HORIZON_RULE = (
-    f"the horizon is where 8/0 reaches its plateau: the first round at which its mean own reward, smoothed over {SMOOTHED_ROUNDS} "
-    f"rounds and averaged over the pilot seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}, is within "
+    f"the horizon is where 8/0 reaches its plateau with a constant learning rate: the first round at which its mean own reward, "
+    f"smoothed over {SMOOTHED_ROUNDS} rounds and averaged over the pilot seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]}, is within "
     f"{round(100 * (1 - PLATEAU))} % of its mean in the last quarter of the pilot run, rounded up to a multiple of ten"
 )
 DOCUMENTS_RULE = "the horizon is the 2000 rounds of the paper and the reference documents"
@@ -45,6 +48,9 @@ PLANNED = {
     "role": "--nodes",
     "home": "--output",
 }
+LEARNER = "1"  # raised by hand when a cell run by newer code would no longer give the same rows
+# Settings on which a result depends besides those that a swarm shares.
+DECISIVE = ("temperature", "top_p", "correction", "external_choice", "window", "fetch_peers", "dtype", "lora_rank", "eval_interval")
 QUANTISED = "quantised:"  # before a model's name: that model with coarse weights, see cell.py
 
 
@@ -87,6 +93,12 @@ class Arm:
     models: tuple[str, ...] = ()
     adaptive: bool = False
     ablation: str = ""  # which question this arm belongs to; none for the table itself
+    rounds: int = 0  # instead of the preset's
+    equal: str = ""  # the cost, writing or compute, that its rounds make equal to the best arm's
+
+    @property
+    def in_table(self) -> bool:
+        return not (self.ablation or self.equal)
 
 
 @dataclass(frozen=True)
@@ -101,10 +113,12 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """A file name that changes with anything that could change the result."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        readable = "".join(letter if letter.isalnum() else "-" for letter in self.arm.name)
-        return f"{readable}_seed{self.seed}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        """A file name that changes with anything that could change the result, and with nothing else: studies share cells."""
+        arm, places = self.arm, range(max(1, len(self.arm.models)))
+        decisive = [_resolved(self.environment(place)) for place in places]
+        text = json.dumps([arm.nodes, arm.adaptive, decisive, self.seed, self.rounds, dict(self.versions)], sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return f"{arm.split.own}-{arm.split.external}_nodes{arm.nodes}_rounds{self.rounds}_seed{self.seed}_{digest}"
 
     def environment(self, place: int) -> dict[str, str]:
         """The environment of the node at this place."""
@@ -125,18 +139,41 @@ class Cell:
         return self.rounds * self.arm.nodes * (self.arm.split.own + 0.5 * self.arm.split.external)
 
 
+def _resolved(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings on which a result depends, defaults included."""
+    model = environment.get("MODEL_NAME", "")
+    config = load({**environment, **({"MODEL_NAME": model.removeprefix(QUANTISED)} if model else {})})
+    own = {SETTINGS[name].variable: str(getattr(config, name)) for name in DECISIVE}
+    return published_settings(config) | own | {"weights": "coarse" if model.startswith(QUANTISED) else "as they are"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question of a study. All of it is fixed before a reported seed is run."""
+
+    title: str = "Does sharing help?"
+    change: str = "sharing"  # what helped or hurt, where an arm differs from the baseline
+    outcome: str = "cumulative"  # the measure that answers it: cumulative own reward, or held_out accuracy at the end
+    as_good_within: float | None = None  # a difference of held-out accuracy that would not matter
+
+
+PAPERS_QUESTION = Asked()
+
+
 @dataclass(frozen=True)
 class Preset:
     """`best` is the sharing split that did best on the pilot seeds, named before a reported seed is run."""
 
     about: str
     settings: Mapping[str, str]
+    asked: Asked = PAPERS_QUESTION
+    equal: Mapping[str, float] = field(default_factory=dict)  # by cost: the best arm's of a round, in rounds of the baseline
     nodes: int = 8
     splits: str = "8/0,6/2,4/4,2/6"
     arms: tuple[Arm, ...] = ()  # instead of splits, where the arms differ in more
     best: str = "4/4"
     rounds: int = 2000
-    pilot_rounds: int = 2000
+    pilot_rounds: int = 0  # none: nothing is fixed by a pilot of this preset
     rule: str = DOCUMENTS_RULE  # by which the horizon was fixed, for the report
     seeds: int = 8
     seeds_from: range = REPORTED_SEEDS
@@ -160,14 +197,26 @@ _NANO = {
     "MAX_NEW_TOKENS": "24",
     "LEARNING_RATE": "3e-4",
     "NUM_GENERATIONS": "8",
-    "EVAL_INTERVAL": "20",
+    "EVAL_INTERVAL": "40",
 }
 
 # What a swarm knows at the end, on tasks that nano half knows: with a rate that falls, reading peers acts like a large batch.
-_EASY = {**_NANO, "TASKS": "easy", "LEARNING_RATE": "2e-4", "EVAL_INTERVAL": "100", "ROLLOUT_FETCH_MAX_PEERS": "15"}
+_EASY = {**_NANO, "TASKS": "easy", "EVAL_INTERVAL": "100", "ROLLOUT_FETCH_MAX_PEERS": "15"}
+_RATES = {"8/0": "2e-4", "16/0": "2e-4", "4/12": "2e-4", "4/28": "2e-4"}  # each the best on pilot seeds: docs/LOG.md
 _KNOWLEDGE_RULE = (
-    "300 rounds, fixed before a reported seed was run, and the rate that did best on the pilot seed, for a node alone as for 4/12"
+    "300 rounds and the learning rate of each arm, the best for it on pilot seeds, were fixed before a reported seed was run"
 )
+
+
+def _knowing(split: str, nodes: int) -> Arm:
+    """An arm of the studies of knowledge, with its own rate: what suits a swarm may be too fast for a node alone."""
+    return Arm(split, parse_split(split), nodes, {"LEARNING_RATE": _RATES.get(split, "2e-4")})
+
+
+def _sized(nodes: int) -> Arm:
+    """Every node writes 4 rollouts and reads all of its peers'."""
+    arm = _knowing(f"4/{4 * (nodes - 1)}", nodes)
+    return replace(arm, name=f"{counted(nodes, 'node')}, {arm.split}")
 
 
 # A real model, small enough for two cores: three example turns, without which it never writes <answer>.
@@ -183,72 +232,73 @@ _SMOLLM2 = {
 }
 
 
-def _sized(nodes: int) -> Arm:
-    """Every node writes 4 rollouts and reads all of its peers'."""
-    split = Split(4, 4 * (nodes - 1))
-    return Arm(f"{nodes} node{'s' if nodes > 1 else ''}, {split}", split, nodes)
-
-
 PRESETS = {
     "nano": Preset(
         about="the embedded model on a CPU",
         settings=_NANO,
+        equal={"writing": 0.5},
         rounds=80,  # printed by `reproduce --pilot`
         pilot_rounds=120,
         rule=HORIZON_RULE,
         quick_settings={"TASKS": "easy"},  # a few rounds are enough to learn something
-        pilot_settings={"LEARNING_RATE_SCHEDULE": "constant"},  # a plateau of its own, not one of the schedule
+        pilot_settings={"LEARNING_RATE_SCHEDULE": "constant", "EVAL_INTERVAL": "0"},  # a plateau of its own, not of the schedule
     ),
     "longer": Preset(
         about="the two splits that matter most of the preset nano, over twice its rounds: does the gain last?",
         settings=_NANO,
         splits="8/0,4/4",
+        equal={"writing": 0.5},
         rounds=160,
         rule="twice the horizon of the preset nano",
     ),
     "alone": Preset(
         about="nano on easy tasks without peers: does a node end with more than it knew?",
+        asked=Asked("Does a node alone learn more than the form?", outcome="held_out"),
         settings=_EASY,
         nodes=1,
-        splits="8/0",
+        arms=(_knowing("8/0", 1),),
         best="8/0",
         rounds=960,
         rule="the longest run of the pilots",
-        seeds=5,
     ),
     "knowledge": Preset(
         about="nano on easy tasks: what does a node know at the end that reads everything of its seven peers?",
+        asked=Asked("Does a node know more that reads everything?", outcome="held_out"),
         settings=_EASY,
-        splits="8/0,4/28",
+        arms=(_knowing("8/0", 8), _knowing("4/28", 8)),
         best="4/28",
+        equal={"writing": 0.5, "compute": 1.8},
         rounds=300,
         rule=_KNOWLEDGE_RULE,
     ),
     "quarter": Preset(
         about="nano on easy tasks: do 4 own rollouts and 12 of three peers teach as much as 16 of one's own?",
+        asked=Asked("Can reading take the place of writing?", outcome="held_out", as_good_within=0.02),
         settings=_EASY,
         nodes=4,
-        splits="16/0,4/12",
+        arms=(_knowing("16/0", 4), _knowing("4/12", 4)),
         best="4/12",
+        equal={"writing": 0.25},
         rounds=300,
         rule=_KNOWLEDGE_RULE,
     ),
     "sizes": Preset(
         about="nano on easy tasks: what does a node know at the end in swarms of 1 to 16 that read everything?",
+        asked=Asked("Does knowledge grow with the swarm?", change="the larger swarm", outcome="held_out"),
         settings=_EASY,
-        arms=tuple(map(_sized, (1, 2, 4, 8, 16))),
+        arms=tuple(_sized(nodes) for nodes in (1, 2, 4, 8, 16)),
         best=_sized(8).name,
         rounds=300,
         rule=_KNOWLEDGE_RULE,
-        seeds=3,
     ),
     "smollm2": Preset(
         about="SmolLM2-135M-Instruct on a CPU: do two nodes that share learn as much as one that writes twice as much?",
+        asked=Asked(outcome="held_out"),
         settings=_SMOLLM2,
         nodes=2,
         splits="8/0,4/4",
+        equal={"compute": 0.7},
         rounds=150,
-        pilot_rounds=60,
         rule="150 rounds, fixed before a reported seed was run; tasks, prompt and length of completions as `probe` recommends",
         seeds=1,
     ),
@@ -289,6 +339,7 @@ def quick(preset: Preset) -> Preset:
         splits=f"{parse_splits(preset.splits)[0]},{preset.best}",
         seeds=2,
         seeds_from=QUICK_SEEDS,
+        equal={},
         rule="a quick look: the rounds are as few as show something, by no rule",
         settings={**preset.settings, **preset.quick_settings, "EVAL_INTERVAL": str(rounds)},
     )
@@ -306,7 +357,12 @@ def arms_of(preset: Preset, ablations: Sequence[str] = ()) -> list[Arm]:
         if name not in changed:
             raise ConfigError(f"unknown --ablations {name!r}: use all, or some of {', '.join(ABLATIONS)}")
         arms += [replace(arm, ablation=name) for arm in changed[name]]
-    return arms
+    return arms + [_as_dear(arms[0], cost, round(share * preset.rounds)) for cost, share in preset.equal.items()]
+
+
+def _as_dear(baseline: Arm, cost: str, rounds: int) -> Arm:
+    """The baseline over as many rounds as cost what the best arm costs, its learning rate falling to their end."""
+    return replace(baseline, name=f"{baseline.name} for {counted(rounds, 'round')}", rounds=rounds, equal=cost)
 
 
 def _ablations(best: Arm, model: str) -> dict[str, list[Arm]]:
@@ -333,20 +389,20 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
     """Every cell, the two arms that matter most first: a run that is stopped early has whole pairs of them."""
 
     def main(arm: Arm) -> bool:
-        return not arm.ablation and (bool(preset.arms) or arm.split.external == 0 or arm.name == preset.best)
+        return bool(arm.equal) or (arm.in_table and arm.name in (arms[0].name, preset.best))
 
     few, made_by = min(FEW_SEEDS, preset.seeds), versions()
     cells = [
-        Cell(arm, seed, preset.rounds, dict(settings), made_by)
+        Cell(arm, seed, arm.rounds or preset.rounds, dict(settings), made_by)
         for arm in arms
         for seed in preset.seeds_from[: preset.seeds if main(arm) else few]
     ]
-    return sorted(cells, key=lambda cell: (bool(cell.arm.ablation), not main(cell.arm), cell.seed))
+    return sorted(cells, key=lambda cell: (bool(cell.arm.ablation), bool(cell.arm.equal), not main(cell.arm), cell.seed))
 
 
 def pilot_cells(preset: Preset, settings: Mapping[str, str]) -> list[Cell]:
     """All splits on the pilot seeds: the baseline to see its plateau, the others to name the best."""
-    arms, made_by = arms_of(preset), versions()
+    arms, made_by = arms_of(replace(preset, equal={})), versions()
     steady = {**settings, **preset.pilot_settings}
     return [Cell(arm, seed, preset.pilot_rounds, steady, made_by) for seed in PILOT_SEEDS for arm in arms]
 
@@ -362,4 +418,5 @@ def horizon(curves: Iterable[Sequence[float]]) -> int:
 def versions() -> dict[str, str]:
     """Versions that a result depends on. Numbers can differ in the last digit between versions of torch."""
     libraries = {name: version(name) for name in ("torch", "transformers")}
-    return {"rl_swarm": __version__, "python": platform.python_version(), **libraries, "tasks": tasks_version()}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"learner": LEARNER, "python": python, **libraries, "tasks": tasks_version()}

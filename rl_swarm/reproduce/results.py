@@ -7,11 +7,12 @@ The measure that counts is reward over *own* rollouts. The paper's table may hav
 being informative: that measure rises without any learning. It is reported under the name `mixed`, and never tested.
 """
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+import rl_swarm
 from rl_swarm.errors import BadDocument
 from rl_swarm.packing import packed, unpacked
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
@@ -28,6 +30,7 @@ from rl_swarm.show.drawing import smooth
 SAVED = "saved.json"  # in the folder of an interrupted cell: where it goes on
 LARGEST_BYTES = 1 << 30  # of one result, unpacked: our own file, so only damage is refused
 OPERATIONS = ("get", "put", "list", "delete")
+LEARNING_CODE = ("learning", "tasks", "swarm", "node")
 TRAINED_COST = 3  # a token that is trained on costs a forward and a backward pass, about three times a written one
 COLLAPSED = 0.5  # share of its peak that a run may lose before it counts as collapsed
 
@@ -57,13 +60,21 @@ class Answers:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell. `before` is held-out accuracy before training, where measured."""
+    """A finished cell. `before` is held-out accuracy before training, where measured.
+
+    `right_before` and `right`, of each node at the end, say for each of the three readings which questions were answered
+    rightly, as a 1 or a 0 each. `code` is a digest of the code that ran.
+    """
 
     cell: Cell
     rows: tuple[Round, ...]
     before: Evaluated | None = None
     seconds: float = 0.0
     answers: tuple[Answers, ...] = ()
+    right_before: Mapping[str, str] = field(default_factory=dict)
+    right: tuple[Mapping[str, str], ...] = ()
+    prompt_tokens: float = 0.0  # of a prompt, on the mean; 0 where nothing was evaluated
+    code: str = ""
 
     @cached_property
     def by_round(self) -> Mapping[int, Sequence[Round]]:
@@ -81,7 +92,7 @@ class CellResult:
             rewards.setdefault(row.node_id, []).append(row.reward)
         nodes = [smooth(values, SMOOTHED_ROUNDS) for values in rewards.values()]
         generated = [sum(row.tokens for row in rows) for rows in rounds]
-        trained = [sum(round(row.tokens_trained) for row in rows) for rows in rounds]
+        computed = [round(sum(map(self._computed, rows))) for rows in rounds]
         return Curves(
             own=tuple(own),
             smoothed=tuple(smooth(own, SMOOTHED_ROUNDS)),
@@ -89,8 +100,18 @@ class CellResult:
             high=tuple(map(max, zip(*nodes, strict=False))),
             mixed=tuple(fmean(map(mixed_reward, rows)) for rows in rounds),
             generated=tuple(accumulate(generated)),
-            compute=tuple(accumulate(new + TRAINED_COST * used for new, used in zip(generated, trained, strict=True))),
+            compute=tuple(accumulate(computed)),
         )
+
+    def _computed(self, row: Round) -> float:
+        """Tokens that the model read or wrote, those trained on three times. The completions of a rollout share its prompt."""
+        written = row.tokens + self.prompt_tokens * row.own_wanted
+        return written + TRAINED_COST * (row.tokens_trained + self.prompt_tokens * row.informative)
+
+    @cached_property
+    def right_at_end(self) -> list[float]:
+        """The share of the nodes that answered each held-out question rightly, as the verifier reads."""
+        return [fmean(map(int, marks)) for marks in zip(*(each["held_out"] for each in self.right), strict=True)]
 
     @cached_property
     def knowledge(self) -> dict[int, float]:
@@ -104,6 +125,7 @@ class CellResult:
         """The cell in numbers. Tokens and seconds are of the whole swarm; external figures are means per node and round."""
         rows, found = self.rows, self.curves
         ages = [(row.external_age, row.external_used) for row in rows if row.external_age is not None and row.external_used]
+        last_round = max(row.round for row in rows)
         evaluated = [row for row in rows if row.held_out is not None]
         last = [row for row in evaluated if row.round == max(each.round for each in evaluated)]
         return {
@@ -124,6 +146,10 @@ class CellResult:
             "operations": operations(rows),
             "tokens_generated": found.generated[-1],
             "tokens_trained": sum(round(row.tokens_trained) for row in rows),
+            "compute": found.compute[-1],
+            "seconds_working": sum(row.seconds.get(phase, 0.0) for row in rows for phase in ("generate", "train")),
+            "rejected": sum(sum(row.rejected_total.values()) for row in rows if row.round == last_round),
+            "failed_verdicts": sum(sum(row.tasks_total.values()) for row in rows if row.round == last_round),
             "seconds": self.seconds,
         }
 
@@ -168,6 +194,15 @@ def collapse(smoothed: Sequence[float]) -> float:
     return 1 - smoothed[-1] / max(smoothed) if max(smoothed) > 0 else 0.0
 
 
+@cache
+def code_digest() -> str:
+    """Of all code and weights that decide what a node learns."""
+    package = Path(rl_swarm.__file__).parent
+    found = (path for part in LEARNING_CODE for path in sorted((package / part).rglob("*")))
+    files = [path for path in found if path.suffix in (".py", ".safetensors")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:10]
+
+
 def path_of(folder: Path, cell: Cell) -> Path:
     return folder / f"{cell.id}.json.zst"
 
@@ -182,9 +217,9 @@ def save(folder: Path, result: CellResult) -> Path:
 
 
 def load(folder: Path, cell: Cell) -> CellResult | None:
-    """The result of exactly this cell, or None if there is no readable one."""
+    """The result of this cell, whatever the study that ran it called its arm, or None if there is no readable one."""
     try:
         result = msgspec.json.decode(unpacked(path_of(folder, cell).read_bytes(), LARGEST_BYTES), type=CellResult)
     except (FileNotFoundError, BadDocument, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return result if result.cell.id == cell.id else None
+    return replace(result, cell=cell) if result.cell.id == cell.id else None

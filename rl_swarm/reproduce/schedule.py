@@ -78,7 +78,7 @@ class Schedule:
     def run(self) -> list[CellResult]:
         """Return the results in the order of the plan: of all cells, or of those that were done when it was stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._finished = {cell.id: result for cell in self.cells if (result := load(self.folder, cell))}
+        self._finished = {cell.id: result for cell in self.cells if (result := self._known(cell))}
         self._effort_before = sum(cell.effort for cell in self.cells if cell.id in self._finished)
         waiting = [cell for cell in self.cells if cell.id not in self._finished]
         self._began = time.monotonic()
@@ -93,6 +93,11 @@ class Schedule:
             finally:
                 self._stop()
         return [self._finished[cell.id] for cell in self.cells if cell.id in self._finished]
+
+    def _known(self, cell: Cell) -> CellResult | None:
+        """Its result, which may be that of a study whose folder lies beside this one's."""
+        beside = sorted(self.folder.parent.parent.glob(f"*/{self.folder.name}"))
+        return next((result for folder in (self.folder, *beside) if (result := load(folder, cell))), None)
 
     def _collect(self) -> None:
         for running in list(self._running):

@@ -20,6 +20,7 @@ from rl_swarm.reproduce.results import COLLAPSED, TRAINED_COST, CellResult
 from rl_swarm.show.drawing import in_rows, sheet
 from rl_swarm.show.formats import NOTHING, date, number, percent
 from rl_swarm.show.page import Html, bullets, element, join, make_page, plots, settings_table, table
+from rl_swarm.swarm.experiment import public_model
 from rl_swarm.text import counted
 
 PAGE = "report.html"
@@ -28,8 +29,8 @@ WORDS = Html(
     f"last tenth of the rounds. Smoothed is over {SMOOTHED_ROUNDS} rounds. Held-out is greedy accuracy on questions that nobody "
     "trains on, in any form the same wherever the answer stands. Oscillation is the sum of all falls of the smoothed reward, lost "
     f"how far it is below its peak at the end, both as shares of the peak; a run that lost more than {percent(COLLAPSED)} has "
-    f"collapsed. Compute is tokens written plus {TRAINED_COST} for each token trained on. Origins is the effective number of peers "
-    "that external rollouts came from."
+    "collapsed. Compute is in tokens: those that the model reads or writes count once, those that it trains on "
+    f"{TRAINED_COST} times. Origins is the effective number of peers that external rollouts came from."
 )
 
 
@@ -77,6 +78,7 @@ def _cells(analysis: Analysis) -> Iterator[dict[str, Any]]:
             "ablation": arm.arm.ablation,
             "split": str(arm.arm.split),
             "nodes": arm.arm.nodes,
+            "equal": arm.arm.equal,
             "seed": seed,
             "rounds": len(cell.curves.own),
             "rounds_to_threshold": rounds_to(cell.curves.smoothed, analysis.threshold),
@@ -108,14 +110,8 @@ def _rounds(analysis: Analysis) -> Iterator[dict[str, Any]]:
 
 def _results(analysis: Analysis) -> dict[str, Any]:
     def compared(each: Comparison) -> dict[str, Any]:
-        return (
-            asdict(each)
-            | {"gain": each.gain, "final_gain": each.final_gain, "p": each.p, "worst_seed_gain": each.worst}
-            | {
-                "knows_more": each.knows_more,
-                "held_out_p": each.held_out_p,
-            }
-        )
+        figures = ("gain", "gain_range", "final_gain", "p", "knows_more", "held_out_range", "held_out_p")
+        return asdict(each) | {name: getattr(each, name) for name in figures} | {"worst_seed_gain": each.worst}
 
     measures = next(cell for _, _, cell in _each(analysis)).measures
     before = analysis.before
@@ -130,14 +126,20 @@ def _results(analysis: Analysis) -> dict[str, Any]:
         ],
         "against_alone": [compared(each) for each in analysis.comparisons],
         "against_best": [compared(each) for each in analysis.ablations],
+        "at_equal_cost": {cost: compared(each) for cost, each in analysis.at_equal_cost.items()},
     }
 
 
 def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Provenance) -> str:
     found = sentences(analysis)
-    test = "The test is a paired permutation test on cumulative own reward, two-sided."
+    outcome = "held-out accuracy at the end" if analysis.asked.outcome == "held_out" else "cumulative own reward"
+    test = (
+        f"The measure that decides is {outcome}, named beforehand. The test is a paired permutation test over seeds, two-sided; "
+        "few seeds cannot give a small p, however clear their interval. Intervals are Student's, over seeds for the same "
+        "questions; over the questions where there is one seed, which says nothing of other seeds."
+    )
     return make_page(
-        "Does sharing help?",
+        analysis.asked.title,
         element("p", facts(analysis), "faint"),
         element("p", provenance.about),
         *(element("p", sentence, "note") for sentence in found[:1]),
@@ -148,7 +150,6 @@ def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Pr
         *_answers(analysis),
         element("h2", "Cost"),
         _costs(analysis),
-        _equal_costs(analysis),
         element("h2", "External rollouts"),
         _external(analysis),
         element("h2", "Seed by seed"),
@@ -183,8 +184,10 @@ def facts(analysis: Analysis) -> str:
     cells = [cell for _, _, cell in _each(analysis)]
     model = cells[0].cell.settings.get("MODEL_NAME", "?")
     rounds, ended = max(len(cell.by_round) for cell in cells), max(row.timestamp for cell in cells for row in cell.rows)
-    swarms = f"{counted(len(cells), 'swarm')} of {counted(analysis.baseline.arm.nodes, 'node')}, {counted(rounds, 'round')}"
-    return f"{swarms} · model {model} · last round {date(ended)}"
+    sizes = sorted({arm.arm.nodes for arm in analysis.arms})
+    nodes = counted(sizes[0], "node") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} nodes"
+    swarms = f"{counted(len(cells), 'swarm')} of {nodes}, {counted(rounds, 'round')}"
+    return f"{swarms} · model {public_model(model)} · last round {date(ended)}"
 
 
 def _by_arm(analysis: Analysis, columns: Mapping[str, Callable[[ArmResult], object]], caption: str) -> Html:
@@ -213,9 +216,7 @@ def _rewards(analysis: Analysis) -> Html:
         "final": _mean("final"),
         "rounds to threshold": lambda arm: number(rounds_to(arm.mean_curve("smoothed"), analysis.threshold), 0),
         "held-out": _mean("held_out"),
-        "points against alone": compared(
-            lambda each: NOTHING if each.knows_more is None else f"{100 * each.knows_more:+.1f} (p {each.held_out_p:.4f})"
-        ),
+        "points against alone": compared(_points),
         "in the form": _mean("held_out_in_form"),
         "in any form": _mean("held_out_style_blind"),
         "oscillation": _mean("oscillation", 2),
@@ -233,41 +234,32 @@ def _rewards(analysis: Analysis) -> Html:
     return _by_arm(analysis, columns, caption)
 
 
+def _points(each: Comparison) -> str:
+    if each.knows_more is None:
+        return NOTHING
+    found = each.held_out_range
+    ends = f", {100 * found[0]:+.1f} to {100 * found[1]:+.1f}" if found else ""
+    return f"{100 * each.knows_more:+.1f}{ends}" + (f" (p {each.held_out_p:.4f})" if len(each.held_out) > 1 else "")
+
+
 def _costs(analysis: Analysis) -> Html:
     columns: dict[str, Callable[[ArmResult], object]] = {
         "nodes": lambda arm: arm.arm.nodes,
         "tokens written": lambda arm: f"{arm.mean('tokens_generated'):,.0f}",
         "operations": lambda arm: number(arm.mean("operations"), 1),
         "tokens trained on": lambda arm: f"{arm.mean('tokens_trained'):,.0f}",
-        "compute": lambda arm: f"{arm.mean_curve('compute')[-1]:,.0f}",
+        "compute": lambda arm: f"{arm.mean('compute'):,.0f}",
+        "seconds of writing and training": lambda arm: f"{arm.mean('seconds_working'):,.0f}",
         "seconds": lambda arm: f"{arm.mean('seconds'):,.0f}",
+        "refused": lambda arm: f"{arm.mean('rejected'):,.0f}",
+        "failed verdicts": lambda arm: f"{arm.mean('failed_verdicts'):,.0f}",
     }
     caption = (
         "Of a whole swarm, mean over seeds; operations on the store are per node and round. Seconds are of one process with one "
-        "thread, on a machine that did other things too."
+        "thread, on a machine that did other things too. Refused are files and rollouts of peers; verdicts fail when a verifier "
+        "takes too long."
     )
     return _by_arm(analysis, columns, caption)
-
-
-def _equal_costs(analysis: Analysis) -> Html:
-    heads = ("arm", "cost", "rounds alone", "rounds", "reached alone", "reached", "p", "mean alone", "mean")
-    rows = (
-        (
-            each.arm,
-            "tokens written" if equal.cost == "generated" else "compute",
-            *(number(value, 0) for value in equal.rounds),
-            *(number(value) for value in equal.reached),
-            number(equal.p, 4),
-            *(number(value) for value in equal.mean_reward),
-        )
-        for each in analysis.comparisons
-        for equal in each.at_equal_cost
-    )
-    caption = (
-        "At equal cost: each pair at the moment when both have spent, per node, as much as the cheaper one spent in all. Reached "
-        "is the smoothed own reward then, mean that of all rounds until then."
-    )
-    return table(heads, rows, numbers=7, caption=caption)
 
 
 def _external(analysis: Analysis) -> Html:
@@ -283,8 +275,12 @@ def _external(analysis: Analysis) -> Html:
 
 def _seeds(analysis: Analysis) -> Html:
     seeds = sorted({seed for _, seed, _ in _each(analysis)})
-    rows = (
-        (arm.name, *(number(arm.cells[seed].measures["cumulative"], 2) if seed in arm.cells else "" for seed in seeds))
-        for arm in analysis.arms
-    )
-    return table(("arm", *seeds), rows, numbers=len(seeds), caption="Cumulative own reward.")
+
+    def of(measure: str, digits: int, caption: str) -> Html:
+        rows = (
+            (arm.name, *(number(arm.cells[seed].measures[measure], digits) if seed in arm.cells else "" for seed in seeds))
+            for arm in analysis.arms
+        )
+        return table(("arm", *seeds), rows, numbers=len(seeds), caption=caption)
+
+    return join((of("cumulative", 2, "Cumulative own reward."), of("held_out", 3, "Held-out accuracy at the end.")))

@@ -483,7 +483,10 @@ def test_a_latecomer_says_where_the_swarm_is(tmp_path: Path) -> None:
     store = MemoryStore()
     for number in range(4):
         announce(store, number)
-    assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == ["begins a run of 5 rounds", "the swarm is at round 3: going on there"]
+    assert lines_of(make(store, tmp_path, VirtualClock()))[:2] == [
+        "begins a run of 5 rounds",
+        "the swarm is at round 3: going on there",
+    ]
 
 
 def test_a_latecomer_says_how_many_rounds_it_played_also_after_a_restart(tmp_path: Path) -> None:

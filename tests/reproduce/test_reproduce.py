@@ -17,7 +17,7 @@ from rich.console import Console
 from rl_swarm.config import SETTINGS, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import results
-from rl_swarm.reproduce.analysis import analyse, kept, rounds_for, rounds_to, sentences
+from rl_swarm.reproduce.analysis import analyse, kept, rounds_to, sentences
 from rl_swarm.reproduce.cell import adapted
 from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, sentence, show_pilot
 from rl_swarm.reproduce.elsewhere import read_experiments
@@ -29,6 +29,7 @@ from rl_swarm.reproduce.plan import (
     PRESETS,
     REPORTED_SEEDS,
     Arm,
+    Asked,
     Cell,
     Split,
     arms_of,
@@ -100,6 +101,18 @@ def test_pilot_seeds_are_never_reported() -> None:
     assert not {each.seed for each in pilot} & {each.seed for each in reported}
 
 
+def test_the_baseline_is_also_run_over_the_rounds_that_cost_as_much() -> None:
+    preset = PRESETS["knowledge"]
+    cells = [each for each in cells_of(preset, arms_of(preset), preset.settings) if each.arm.equal]
+    assert {(each.arm.equal, each.arm.split, each.rounds) for each in cells} == {
+        ("writing", Split(8, 0), 150),
+        ("compute", Split(8, 0), round(preset.equal["compute"] * 300)),
+    }
+    assert {each.seed for each in cells} == set(range(9, 17)) and all(
+        each.environment(0)["MAX_ROUNDS"] == str(each.rounds) for each in cells
+    )
+
+
 def test_the_table_has_eight_paired_seeds_of_the_two_arms_that_matter_and_three_of_the_others() -> None:
     cells = cells_of(NANO, arms_of(NANO), NANO.settings)
     seeds = {name: [each.seed for each in cells if each.arm.name == name] for name in ("8/0", "6/2", "4/4", "2/6")}
@@ -117,9 +130,23 @@ def test_the_id_of_a_cell_changes_with_whatever_could_change_its_result() -> Non
         replace(first, settings={"MODEL_NAME": "nano", "LEARNING_RATE": "0"}),
         replace(first, versions={"torch": "0"}),
         replace(first, arm=replace(first.arm, adaptive=True)),
+        replace(first, arm=replace(first.arm, nodes=3)),
+        replace(first, arm=replace(first.arm, models=("nano", "quantised:nano"))),
     ]
-    assert len({each.id for each in [first, *others]}) == 6
-    assert cell().id == first.id
+    assert len({each.id for each in [first, *others]}) == 8
+
+
+def test_studies_share_the_cells_that_they_have_in_common() -> None:
+    first = cell()
+    assert replace(first, arm=replace(first.arm, name="another", ablation="size", equal="compute")).id == first.id
+    assert replace(first, settings={"MODEL_NAME": "nano", "LEARNING_RATE": "0.0002", "TASKS": "easy"}).id == first.id, (
+        "as by default"
+    )
+    shared = {each.id for each in cells_of(PRESETS["sizes"], arms_of(PRESETS["sizes"]), PRESETS["sizes"].settings)}
+    for name, arm in (("knowledge", "4/28"), ("quarter", "4/12")):
+        preset = PRESETS[name]
+        found = [each for each in cells_of(preset, arms_of(preset), preset.settings) if each.arm.name == arm]
+        assert {each.id for each in found[:3]} <= shared
 
 
 def test_every_ablation_has_arms_that_a_node_can_be_started_with() -> None:
@@ -194,6 +221,10 @@ def test_the_command_line_wins_over_the_preset() -> None:
         chosen_preset(Wanted(best="3/5"))
     with pytest.raises(ConfigError, match="pilots"):
         chosen_preset(Wanted(seeds=101))
+    with pytest.raises(ConfigError, match="--pilot fixes nothing"):
+        chosen_preset(Wanted(preset="knowledge", pilot=True))
+    assert chosen_preset(Wanted()).equal and not chosen.equal, "equal costs are those of the preset's own pair"
+    assert "by hand" in chosen_preset(Wanted(preset="sizes", rounds=5)).rule
 
 
 # The test
@@ -228,14 +259,12 @@ def test_under_no_difference_small_p_values_are_as_rare_as_they_should_be() -> N
 
 
 def test_the_sentence_says_no_more_than_the_test_allows() -> None:
-    eight = [(1.0, 1.5 + seed / 100) for seed in range(8)]
-    assert verdict("4/4", "8/0", eight).endswith("p = 0.0078: sharing helped.")
-    assert "+54 % cumulative own reward, better on 8 of 8 seeds" in verdict("4/4", "8/0", eight)
-    assert verdict("4/4", "8/0", [(ours, base) for base, ours in eight]).endswith("sharing hurt.")
-    assert "cannot give less than 0.25" in verdict("4/4", "8/0", eight[:3])
-    assert "chance would not explain" in verdict("4/4", "8/0", [(1.0, 1.0 + (-1) ** seed) for seed in range(8)])
-    assert "share no seed" in verdict("4/4", "8/0", [])
-    assert "+0.500" in verdict("4/4", "8/0", [(0.0, 0.5)])
+    eight = [0.5 + seed / 100 for seed in range(8)]
+    assert verdict("a", eight) == "a, better on 8 of 8 seeds, p = 0.0078: sharing helped."
+    assert verdict("a", [-each for each in eight]).endswith("sharing hurt.")
+    assert "cannot give less than 0.25" in verdict("a", eight[:3])
+    assert "chance would not explain" in verdict("a", [(-1) ** seed for seed in range(8)])
+    assert verdict("a", [0.5]) == "a, on one seed: that is no proof."
 
 
 # Measures
@@ -246,7 +275,6 @@ def test_oscillation_collapse_and_thresholds() -> None:
     assert oscillation([0.2, 0.4, 0.2, 0.4]) == pytest.approx(0.5)
     assert collapse([0.1, 0.4, 0.1]) == pytest.approx(0.75) and collapse([0.0, 0.0]) == 0.0
     assert rounds_to([0.1, 0.2, 0.3], 0.2) == 2 and rounds_to([0.1], 0.2) is None
-    assert rounds_for([10, 20, 30], 25) == 2 and rounds_for([10, 20], 5) == 1
 
 
 def external(used: int, reward: float, *authors: str) -> dict[str, Any]:
@@ -298,14 +326,18 @@ def test_gain_p_and_worst_seed() -> None:
     assert main is not None and main.seeds == tuple(range(1, 9))
     assert main.gain == pytest.approx((0.5 + 0.045) / 0.3 - 1) and main.worst == pytest.approx(0.51 / 0.3 - 1)
     assert main.p == 2 / 256 and main.kept == pytest.approx(1.0)
+    assert main.gain_range == pytest.approx((0.75, 0.88), abs=0.01)
     said = sentences(found)
-    assert said[0].endswith("sharing helped.") and "keeps its gain" in said[1] and "not reached" in said[2]
+    assert "+82 % cumulative own reward (95 % interval +75 to +88 %), better on 8 of 8 seeds" in said[0]
+    assert said[0].endswith("sharing helped.") and "keeps its gain" in said[2]
+    assert not any(each.startswith("The paper") for each in said), "the paper's swarms have eight nodes"
 
 
 def test_the_papers_gain_is_called_reached_only_where_the_gain_is_proven() -> None:
     def said(seeds: int) -> str:
-        cells = [finished(split, seed, [reward]) for seed in range(seeds) for split, reward in (("8/0", 0.1), ("4/4", 0.3))]
-        return sentences(analyse(cells, "4/4"))[2]
+        pair = (("8/0", 0.1), ("4/4", 0.3))
+        cells = [finished(split, seed, [reward], nodes=8) for seed in range(seeds) for split, reward in pair]
+        return next(line for line in sentences(analyse(cells, "4/4")) if line.startswith("The paper"))
 
     assert said(1).endswith("here it is +200 %, on too few seeds to say that it is reached.")
     assert said(8).endswith("here it is +200 %, so that is reached.")
@@ -330,24 +362,66 @@ def test_a_gain_that_melts_away_is_not_kept() -> None:
     assert kept([(late, early)]) == pytest.approx(0.2 / 0.8)
     assert kept([(early, [0.0] * 4)]) is None and kept([]) is None
     said = sentences(analyse([finished("8/0", 1, late), finished("4/4", 1, early)], "4/4"))
-    assert "loses part of its gain: at the end it has 25 %" in said[1]
-    assert "at no time ahead" in sentences(analyse([finished("8/0", 1, early), finished("4/4", 1, [0.0] * 4)], "4/4"))[1]
+    assert "loses part of its gain: at the end it has 25 %" in said[2]
+    assert "at no time ahead" in sentences(analyse([finished("8/0", 1, early), finished("4/4", 1, [0.0] * 4)], "4/4"))[2]
 
 
-def test_at_equal_cost_each_is_taken_when_it_has_spent_what_the_cheaper_one_did() -> None:
-    dear = finished("8/0", 1, [0.1, 0.2, 0.3, 0.4], tokens=200, tokens_trained=0)
-    cheap = finished("4/4", 1, [0.2, 0.3, 0.4, 0.5], tokens=100, tokens_trained=50)
-    main = analyse([dear, cheap], "4/4").main
-    assert main is not None
-    written, compute = main.at_equal_cost
-    assert written.rounds == (2, 4) and written.reached == pytest.approx((0.15, 0.35))
-    assert compute.rounds == (4, 3), "100 + 3 · 50 a round against 200: now the other one is cheaper"
+def knowing(split: str, seed: int, right: str, rounds: int = 2, nodes: int = 2, **arm: Any) -> CellResult:
+    """A finished cell whose nodes all answer these of the held-out questions rightly at the end; the base knows the first."""
+    made = finished(split, seed, [0.1] * rounds, nodes, held_out=right.count("1") / len(right))
+    planned = replace(made.cell, arm=replace(made.cell.arm, **arm))
+    shares = {"held_out": 0.0, "held_out_style_blind": 0.8, "held_out_in_form": 1 / len(right)}
+    before = Evaluated(round=0, **shares, held_out_questions=len(right))
+    in_form = {"held_out_in_form": "1" + "0" * (len(right) - 1)}
+    return replace(made, cell=planned, before=before, right_before=in_form, right=({"held_out": right},) * nodes)
 
 
-def test_swarms_of_different_size_are_compared_by_what_a_node_spends() -> None:
+def test_at_equal_cost_the_ends_of_whole_runs_are_compared() -> None:
+    cells = [knowing("8/0", seed, "1100", rounds=4) for seed in range(8)]
+    cells += [knowing("8/0", seed, "1000", name="8/0 for 2 rounds", equal="writing") for seed in range(8)]
+    cells += [knowing("4/4", seed, "1110", rounds=4) for seed in range(8)]
+    found = analyse(cells, "4/4")
+    assert [each.arm for each in found.comparisons] == ["4/4"], "what is only there for its cost is not in the table"
+    each = found.at_equal_cost["writing"]
+    assert each.other == "8/0 for 2 rounds" and each.spent["writing"] == pytest.approx(2.0)
+    said = next(line for line in sentences(found) if line.startswith("At equal"))
+    assert said == (
+        "At equal writing (200 % of what 8/0 for 2 rounds spends): held-out at the end: 4/4 75.0 %, 8/0 for 2 rounds 25.0 %, "
+        "+50.0 points (95 % interval +50.0 to +50.0), better on 8 of 8 seeds, p = 0.0078: sharing helped."
+    )
+    rewards = [
+        replace(cell, right=(), rows=tuple(msgspec.structs.replace(row, held_out=None) for row in cell.rows)) for cell in cells
+    ]
+    assert any(line.startswith("At equal writing") and "final own reward" in line for line in sentences(analyse(rewards, "4/4")))
+
+
+def test_the_cost_of_a_gain_is_that_of_a_node() -> None:
     small, large = finished("8/0", 1, [0.1, 0.2], nodes=2), finished("4/4", 1, [0.1, 0.2], nodes=6)
     main = analyse([small, large], "4/4").main
-    assert main is not None and main.at_equal_cost[0].rounds == (2, 2)
+    assert main is not None and main.spent == {"writing": 1.0, "compute": 1.0}
+
+
+def test_one_seed_has_an_interval_over_its_questions_and_proves_nothing() -> None:
+    question = Asked(outcome="held_out")
+    said = sentences(analyse([knowing("8/0", 1, "1000" * 25), knowing("4/4", 1, "1100" * 25)], "4/4", question))
+    assert said[0] == (
+        "Held-out at the end: 4/4 50.0 %, 8/0 25.0 %, +25.0 points (95 % interval +16.3 to +33.7 over the questions), on one seed: "
+        "that is no proof."
+    )
+    assert not any("p = " in line for line in said)
+
+
+def test_being_as_good_is_judged_by_a_margin_that_was_fixed_beforehand() -> None:
+    question = Asked(outcome="held_out", as_good_within=0.02)
+
+    def said(right: str) -> list[str]:
+        cells = [knowing("16/0", seed, "1" * 50 + "0" * 50) for seed in range(8)]
+        return sentences(analyse([*cells, *(knowing("4/12", seed, right) for seed in range(8))], "4/12", question))
+
+    assert "4/12 is as good as 16/0 within 2 points of held-out accuracy, a margin that was fixed beforehand." in said(
+        "1" * 49 + "0" * 51
+    )
+    assert any("is not shown" in line for line in said("1" * 47 + "0" * 53))
 
 
 def test_a_collapse_is_said() -> None:
@@ -364,14 +438,13 @@ def test_what_a_preset_is_about_is_one_sentence(preset: str) -> None:
 
 
 def test_a_node_alone_is_compared_with_the_base_model() -> None:
-    before = Evaluated(round=0, held_out=0.0, held_out_style_blind=0.8, held_out_in_form=0.7, held_out_questions=400)
-    cells = [replace(finished("8/0", seed, [0.1, 0.2], held_out=0.7 + 0.1 * seed), before=before) for seed in (0, 1)]
-    found = analyse(cells, "8/0")
+    found = analyse([knowing("8/0", seed, right) for seed, right in enumerate(("1110", "1100"))], "8/0")
     assert found.main is None and found.comparisons == ()
     [said] = sentences(found)
     assert said == (
-        "8/0 ends at 75.0 % of 400 held-out questions (mean of 2 seeds, the worst 70.0 %); the base model knows 70.0 % in the form "
-        "and 80.0 % in any form."
+        "8/0 ends at 62.5 % of 4 held-out questions (mean of 2 seeds, 50.0 % to 75.0 %); the base model has 0.0 % by itself, "
+        "25.0 % in the form and 80.0 % in any form: +37.5 points against the form (95 % interval -121.4 to +196.4), better on 2 of "
+        "2 seeds, p = 0.5000; 2 pairs cannot give less than 0.50, so this is no proof either way."
     )
 
 

@@ -23,7 +23,8 @@ from rl_swarm.reproduce.analysis import analyse
 from rl_swarm.reproduce.cell import quantise, run_cell
 from rl_swarm.reproduce.command import Wanted
 from rl_swarm.reproduce.plan import Arm, Cell, arms_of, find_preset, parse_split
-from rl_swarm.reproduce.results import CellResult, authors, mixed_reward
+from rl_swarm.reproduce.results import SAVED, CellResult, authors, code_digest, mixed_reward, save
+from rl_swarm.reproduce.schedule import Schedule
 from rl_swarm.reproduce.table import write_csv
 
 NANO = find_preset("nano")
@@ -75,15 +76,40 @@ def test_an_interrupted_cell_goes_on_from_what_was_saved(split: str, tmp_path: P
     done: list[int] = []
     resumed = run_cell(cell, done.append, tmp_path, save_seconds=1e9)
     assert done == [4, 5, 6], "the round that was under way is played again"
+    assert resumed.right_before == whole.right_before and resumed.prompt_tokens == whole.prompt_tokens > 10
+    assert resumed.measures["operations"] > whole.measures["operations"] / 2, "those before the cut count too"
+    assert [fmean(map(int, each["held_out"])) for each in whole.right] == [row.held_out for row in whole.rows[-2:]]
     assert resumed.before == whole.before and len(resumed.rows) == len(whole.rows)
     assert [each.before for each in resumed.answers] == [each.before for each in whole.answers] and len(whole.answers) == 8
     if split == "4/0":
-        assert resumed.answers == whole.answers
+        assert resumed.answers == whole.answers and resumed.right == whole.right
         same = ("round", "node_id", "reward", "tokens", "loss", "held_out", "policy_version", "learning_rate")
         assert [[getattr(row, name) for name in same] for row in resumed.rows] == [
             [getattr(row, name) for name in same] for row in whole.rows
         ]
     assert (resumed.measures["external_used"] > 0) == (split == "2/2")
+
+
+def test_a_cell_that_other_code_began_begins_anew(tmp_path: Path) -> None:
+    cell = Cell(Arm("1/0", parse_split("1/0"), 1), 201, 3, SETTINGS, {})
+
+    def cut(number: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, cut, tmp_path, save_seconds=0.0)
+    saved = json.loads((tmp_path / SAVED).read_text())
+    (tmp_path / SAVED).write_text(json.dumps(saved | {"code": "other"}))
+    done: list[int] = []
+    assert run_cell(cell, done.append, tmp_path, save_seconds=1e9).code == code_digest() == saved["code"]
+    assert done == [1, 2, 3]
+
+
+def test_a_cell_that_a_study_beside_this_one_has_run_is_taken_from_there(tmp_path: Path) -> None:
+    cell = Cell(Arm("here", parse_split("1/0"), 1), 201, 1, SETTINGS, {})
+    save(tmp_path / "beside" / "cells", run_cell(replace(cell, arm=replace(cell.arm, name="there"))))
+    [found] = Schedule([cell], tmp_path / "mine" / "cells", 1, lambda done, line: None).run()
+    assert found.cell.arm.name == "here" and not list((tmp_path / "mine" / "cells").iterdir())
 
 
 def frozen(split: str) -> tuple[CellResult, list[float], float]:
@@ -152,7 +178,7 @@ def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_pat
     assert len(after) == 2 and done.items() <= after.items(), "a finished cell was run again"
     written = json.loads((tmp_path / "results.json").read_text())
     assert [arm["seeds"] for arm in written["arms"]] == [[201], [201]]
-    assert written["sentences"][0] in said and "no proof either way" in said
+    assert written["sentences"][0] in said and "that is no proof" in said
     assert re.search(r"^1 of 2 cells: \S+ seed 201 0/5$", said, re.MULTILINE) and "2 of 2 cells, 0 s left\n" in said, said
     assert all(arm["held_out"] is not None for arm in written["arms"])
 
