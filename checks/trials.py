@@ -76,6 +76,12 @@ STUDIES = {
         for own, external, nodes in ((8, 0, 4), (16, 0, 2), (4, 12, 4), (4, 28, 8))
         for rate in ("1e-4", "2e-4", "3e-4")
     ],
+    # A node alone for long: small batches want a lower rate, or more rounds.
+    "alone": [
+        alone(f"I 8, linear from {rate}, {rounds} rounds", rounds, LEARNING_RATE=rate)
+        for rounds in (960, 1920)
+        for rate in ("5e-5", "1e-4", "2e-4")
+    ],
     # How far can one get? A large batch over many rounds.
     "most": [alone(f"I {own}, {rounds} rounds", rounds, own) for own, rounds in ((32, 480), (32, 960), (64, 960))],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
