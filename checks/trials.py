@@ -104,6 +104,7 @@ class Outcome:
     questions: int
     cumulative: float
     tokens: int
+    compute: int
     seconds: float
 
 
@@ -126,6 +127,7 @@ def run(trial: Trial, seed: int) -> Outcome:
         before.held_out_questions,
         found["cumulative"],
         found["tokens_generated"],
+        found["compute"],
         result.seconds,
     )
 
@@ -215,17 +217,18 @@ def varied_trainer(name: str, rounds: int) -> type:
 
 
 def table(outcomes: Sequence[Outcome], trials: Sequence[Trial]) -> str:
-    """Means over the seeds, and the worst seed."""
+    """Means over the seeds, and the worst seed; what is written and computed is that of a node, in tokens."""
     lines = [
-        "| trial | seeds | held-out | worst | in the form | in any form | cumulative | tokens written | seconds |",
-        "|" + "---|" * 9,
+        "| trial | seeds | held-out | worst | in the form | in any form | cumulative | written | compute | seconds |",
+        "|" + "---|" * 10,
     ]
     for trial in trials:
         found = [each for each in outcomes if each.trial == trial.name]
         if found:
             shares = [fmean(getattr(each, name) for each in found) for name in ("held_out", "in_form", "style_blind")]
             worst = min(each.held_out for each in found)
-            rest = f"{fmean(each.cumulative for each in found):.1f} | {fmean(each.tokens for each in found):,.0f}"
+            spent = [fmean(getattr(each, name) for each in found) / trial.nodes for name in ("tokens", "compute")]
+            rest = f"{fmean(each.cumulative for each in found):.1f} | {spent[0]:,.0f} | {spent[1]:,.0f}"
             figures = f"{shares[0]:.1%} | {worst:.1%} | {shares[1]:.1%} | {shares[2]:.1%} | {rest}"
             lines.append(f"| {trial.name} | {len(found)} | {figures} | {fmean(each.seconds for each in found):.0f} |")
     base = next((each.base_in_form for each in outcomes), None)
