@@ -12,7 +12,7 @@ CONSTRAINTS := constraints/libraries.txt constraints/torch.txt
 PIP := pip install --disable-pip-version-check --root-user-action=ignore --use-pep517 --progress-bar off
 SHOWN := awk '/^Collecting/ {sub(/[^A-Za-z0-9._-].*/, \"\", \$$2); print \"  fetching \" \$$2; fflush()} /^Installing/ {print \"  installing all of them, a minute or two\"; fflush()}'
 
-.PHONY: help setup demo test test-slow test-alone hostile check format lock bench bench-check soak tidy reliability pictures notebooks readme release-check tour
+.PHONY: help setup demo test test-slow test-alone hostile check format lock bench bench-check soak studies tidy reliability pictures notebooks readme release-check tour
 
 help: ## Print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -88,6 +88,11 @@ $(GENRL_READY): constraints/torch.txt constraints/genrl.txt
 
 soak: $(READY) ## Run 16 stand-in workers for 15 minutes; fail if memory, open files or operations a round grow
 	$(BIN)/python -m checks.soak
+
+# Cells that are finished are not run again, and an interrupted one goes on: stop with Ctrl-C, start again with the same command.
+studies: $(READY) ## Run the studies of docs/results.md, or go on with them (hours, on an idle machine)
+	$(BIN)/rl-swarm reproduce --ablations all --output docs/nano-table
+	for preset in longer alone knowledge quarter sizes; do $(BIN)/rl-swarm reproduce --preset $$preset --output docs/$$preset || exit 1; done
 
 tidy: $(READY) ## Run 2,000 rounds of 8 stand-in workers with retention; fail if rollouts or the time of a round grow
 	$(BIN)/python -m checks.tidy
