@@ -9,6 +9,7 @@ can tell them from lost ones. Rewards, announcements and journals stay.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 
 from rl_swarm.clock import Clock
@@ -219,9 +220,10 @@ class Retention:
         """Return the first few rounds, up to one from which a node that is behind and alive may still read."""
         if rounds:
             self._meet_workers()
-        beats: dict[str, Heartbeat | None] = {}
+        beat_of = cache(lambda node_id: newest_heartbeat(self.store, self.layout, node_id, self.signatures))
+        players = cache(lambda number: submitted(self.store, self.layout, number, FIRST_STAGE))
         for place, number in enumerate(rounds[:MOST_LISTED]):
-            if any(self._needs(node_id, number, beats) for node_id in self._behind(number, newest)):
+            if any(self._needs(node_id, number, beat_of, players) for node_id in self._behind(number, newest, players)):
                 return rounds[:place]
         return rounds[:MOST_LISTED]
 
@@ -232,7 +234,7 @@ class Retention:
             if found:
                 self._workers[node_id] = found.node_role == "worker"
 
-    def _behind(self, number: int, newest: int) -> list[str]:
+    def _behind(self, number: int, newest: int, players: Callable[[int], set[str]]) -> list[str]:
         """Workers without a known reward for the last round whose window has this one, or for a later round.
 
         Of very many only some, first those whose heartbeat is known.
@@ -242,14 +244,14 @@ class Retention:
         for later in range(last, min(newest, last + MOST_ASKED) + 1):
             if not behind:
                 break
-            behind -= submitted(self.store, self.layout, later, FIRST_STAGE)
+            behind -= players(later)
         return sorted(behind, key=lambda name: (name not in self._signs, name))[:MOST_ASKED]
 
-    def _needs(self, node_id: str, number: int, beats: dict[str, Heartbeat | None]) -> bool:
-        """Whether a node that is behind may still reach a round whose window has this one. `beats` caches heartbeats."""
-        if node_id not in beats:
-            beats[node_id] = newest_heartbeat(self.store, self.layout, node_id, self.signatures)
-        beat = beats[node_id]
+    def _needs(
+        self, node_id: str, number: int, beat_of: Callable[[str], Heartbeat | None], players: Callable[[int], set[str]]
+    ) -> bool:
+        """Whether a node that is behind may still reach a round whose window has this one."""
+        beat = beat_of(node_id)
         if beat and (has_left(beat.doing) or beat.round >= number + self._policy.window):
             return False
         silence = SILENT_INTERVALS * self.interval
@@ -257,10 +259,12 @@ class Retention:
             return beat is not None and self.clock.wall() - beat.sent_at < silence
         now = self.clock.monotonic()
         before, since = self._signs.get(node_id, (-1, -math.inf))
-        if beat and beat.sequence > before:
-            self._signs[node_id] = (beat.sequence, now)
+        sequence = beat.sequence if beat else 0  # of one that plays, the first may not be listed yet
+        plays = any(node_id in players(later) for later in range(number, number + self._policy.window))
+        if sequence > before and (beat or plays):
+            self._signs[node_id] = (sequence, now)
             return True
-        return now - since < silence  # never for one that has sent no heartbeat: nodes send one when they start
+        return now - since < silence
 
     # Removing
 

@@ -101,6 +101,7 @@ class Witness:
         self.handed_over: dict[str, set[bytes]] = {}
         self.weights: dict[str, Any] = {}  # node → the trainer of its newest life
         self.played: list[tuple[float, str, int]] = []  # when who began which round
+        self.done: dict[tuple[str, int], float] = {}  # when who had first done which round
         self._doomed: set[str] = set()
         self._looks: list[
             tuple[float, str, bool]
@@ -144,6 +145,7 @@ class Witness:
         self.played.append((self.baton.now, life.node_id, number))
         play(number)
         life.playing = None
+        self.done.setdefault((life.node_id, number), self.baton.now)
 
     def _resuming(self, life: Life, worker: Worker, number: int) -> None:
         saved: str | None = worker.checkpoints.saved  # type: ignore[attr-defined]
@@ -484,7 +486,10 @@ class Witness:
                 self.check("rewards", not invented, "the store", f"{name} counts rewards of {invented} that nobody submitted")
 
     def _judge_deletions(self) -> None:
-        """Rewards and announcements stay; a rollout may go when nobody who is heard of can come to a round whose window has it."""
+        """Rewards and announcements stay; a rollout may go when nobody who is heard of can come to a round whose window has it.
+
+        Nobody foresees that a node which has done that round will crash, and do it again from its checkpoint.
+        """
         for moment, node_id, name in self.cloud.deleted:
             if name.startswith((f"{self.layout.rewards}/", f"{self.layout.states}/")):
                 self.check("retention", False, node_id, f"{name} was removed at {moment:.0f} s")
@@ -493,6 +498,7 @@ class Witness:
                 needed = [who for who in self.played if who[0] >= moment and 0 <= who[2] - number < self.scenario.window]
                 looked = self._honest_look(node_id, moment)
                 needed = [who for who in needed if looked is not None and self._heard_of(who[1], looked)]
+                needed = [who for who in needed if self.done.get(who[1:], math.inf) > moment]
                 self.check("retention", not needed, node_id, f"{name} was removed at {moment:.0f} s, {needed[:1]} needs it")
                 noted = recognised(round_of_file, self._names(self.layout.removals_of(node_id)))
                 self.check("retention", number < max(noted, default=0), node_id, f"nothing says that {name} was removed")

@@ -195,6 +195,17 @@ def test_nobody_waits_for_a_node_that_left_or_is_silent(store: MemoryStore) -> N
     assert kept(behind_again) == [5, 6, 7, 8, 9]
 
 
+def test_a_node_that_plays_counts_before_its_first_heartbeat_is_listed(store: MemoryStore) -> None:
+    """A listing may lag behind by minutes; a name that has never played may be made up."""
+    played(store, 4, nodes=("slow",))
+    retention = cleaner(store, KEEP_LAST_N_ROUNDS=5)
+    clean(retention, 9)
+    assert kept(store) == [2, 3, 4, 5, 6, 7, 8, 9], "it has played round 3, and the window of 4 begins with 2"
+    store.clock.sleep(SILENT_INTERVALS * INTERVAL + 1)
+    clean(retention, 10)
+    assert kept(store) == [6, 7, 8, 9], "it is silent"
+
+
 def test_who_looks_only_once_judges_by_the_time_in_the_heartbeat(store: MemoryStore) -> None:
     behind(store)
     beat(store, "slow", 2, "training", 3, store.clock.wall())

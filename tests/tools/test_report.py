@@ -297,5 +297,5 @@ def test_a_long_run_of_many_nodes_is_reported_quickly_and_in_little_memory(tmp_p
     seconds, peak = time.perf_counter() - began, int(done.stdout.rpartition("peak ")[2]) >> 10
     size = sum(path.stat().st_size for path in root.rglob("metrics.jsonl")) >> 20
     print(f"{size} MB of metrics, 67 nodes: {seconds:.1f} s, {peak} MB")
-    assert done.returncode == 0 and "67 nodes, 2000 " in done.stdout, done.stderr
+    assert done.returncode == 0 and "67 workers, 2000 " in done.stdout, done.stderr
     assert seconds < 60 and peak < 600

@@ -63,9 +63,8 @@ def test_a_swarm_from_its_start_to_ctrl_c_and_on(tmp_path: Path, command: str, w
             f"one last frame, and nothing is left of others:\n{text}"
         )
     with Terminal(typed, settings, tmp_path, width, height) as terminal:
-        terminal.wait_for("of 500 rounds", 60)
-        screen = terminal.wait_for("starting", 20)
-        assert "silent" not in screen and "stopped" not in screen
+        screen = terminal.wait_for("of 500 rounds", 60)
+        assert "silent" not in screen and "stopped" not in screen, "its nodes are those of this start"
         last = max(map(int, rounds))
         terminal.wait_until(lambda screen: rounds_shown(screen) > last, f"a round after {last}", 120)
         terminal.press("C-c")
