@@ -15,7 +15,7 @@ from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import plan
 from rl_swarm.reproduce.analysis import Analysis, analyse, sentences
 from rl_swarm.reproduce.elsewhere import read_experiments, usual_best
-from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Arm, Preset, parse_splits
+from rl_swarm.reproduce.plan import ABLATIONS, HORIZON_RULE, PLANNED, REPORTED_SEEDS, Preset, parse_splits
 from rl_swarm.reproduce.results import CellResult
 from rl_swarm.reproduce.schedule import Schedule
 from rl_swarm.reproduce.table import Provenance, write_report
@@ -60,11 +60,10 @@ def reproduce(
 ) -> bool:
     """Run the cells that are not finished and report; False if it was stopped before the end. Raises ConfigError and CellFailed."""
     preset = chosen_preset(wanted)
-    given = given_settings(environment, flags)
-    settings = {**preset.settings, **given}
+    settings = {**preset.settings, **given_settings(environment, flags)}
     parse_tasks(load(settings).tasks)  # refuse a wrong value now, in one line, rather than in a cell
     names = ABLATIONS if wanted.ablations == "all" else [name for name in wanted.ablations.split(",") if name]
-    arms = [_without(arm, given) for arm in plan.arms_of(preset, names)]
+    arms = plan.arms_of(preset, names)
     cells = plan.pilot_cells(preset, settings) if wanted.pilot else plan.cells_of(preset, arms, settings)
     parallel = wanted.parallel or (os.cpu_count() or 1 if settings.get("CPU_ONLY") == "true" else 1)
     _say(
@@ -87,11 +86,6 @@ def reproduce(
     shown = settings | {"MODEL_NAME": public_model(settings["MODEL_NAME"])}
     _report(found, wanted.output, Provenance(about, command, preset.rule, shown, plan.versions() | _code(results)), console)
     return True
-
-
-def _without(arm: Arm, given: Mapping[str, str]) -> Arm:
-    """The arm without settings of its own that were given by hand, which count for all arms."""
-    return replace(arm, settings={name: value for name, value in arm.settings.items() if name not in given})
 
 
 def _code(results: list[CellResult]) -> dict[str, str]:
