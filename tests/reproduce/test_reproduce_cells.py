@@ -29,6 +29,7 @@ from rl_swarm.reproduce.table import write_csv
 
 NANO = find_preset("nano")
 SETTINGS = {**NANO.settings, "TASKS": "easy", "EVAL_INTERVAL": "0"}
+FEW_QUESTIONS = {"TASKS": "basic_arithmetic:allow_parentheses=false:max_digits=1:max_terms=2"}  # 90 are held out of so small a task
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        cells = [run(split, rounds=2, nodes=2, EVAL_INTERVAL="2") for split in ("2/0", "4/4")]
+        cells = [run(split, rounds=2, nodes=2, EVAL_INTERVAL="2", **FEW_QUESTIONS) for split in ("2/0", "4/4")]
         write_csv(analyse(cells, "4/4"), tmp_path / name)
     for file in ("rounds.csv", "cells.csv"):
         first, second = (table(tmp_path / name / file) for name in ("first", "second"))
@@ -62,7 +63,7 @@ def test_the_same_seed_gives_the_same_csv_twice_times_aside(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("split", ["4/0", "2/2"])
 def test_an_interrupted_cell_goes_on_from_what_was_saved(split: str, tmp_path: Path) -> None:
-    cell = Cell(Arm(split, parse_split(split), 2), 201, 6, {**SETTINGS, "EVAL_INTERVAL": "3"}, {})
+    cell = Cell(Arm(split, parse_split(split), 2), 201, 6, {**SETTINGS, **FEW_QUESTIONS, "EVAL_INTERVAL": "3"}, {})
     whole = run_cell(cell)
 
     def cut(number: int) -> None:
@@ -76,7 +77,7 @@ def test_an_interrupted_cell_goes_on_from_what_was_saved(split: str, tmp_path: P
     done: list[int] = []
     resumed = run_cell(cell, done.append, tmp_path, save_seconds=1e9)
     assert done == [4, 5, 6], "the round that was under way is played again"
-    assert resumed.right_before == whole.right_before and resumed.prompt_tokens == whole.prompt_tokens > 10
+    assert resumed.right_before == whole.right_before and resumed.prompt_tokens == whole.prompt_tokens > 5
     assert resumed.measures["operations"] > whole.measures["operations"] / 2, "those before the cut count too"
     assert [fmean(map(int, each["held_out"])) for each in whole.right] == [row.held_out for row in whole.rows[-2:]]
     assert resumed.before == whole.before and len(resumed.rows) == len(whole.rows)
@@ -161,7 +162,8 @@ def reproduce(folder: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def test_the_quick_command_is_stopped_by_ctrl_c_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    cells, small = tmp_path / "cells", ("--seeds", "1", "--rounds", "5", "--nodes", "2", "--eval-interval", "5")
+    cells, few = tmp_path / "cells", ("--tasks", FEW_QUESTIONS["TASKS"], "--eval-interval", "5")
+    small = ("--seeds", "1", "--rounds", "5", "--nodes", "2", *few)
     first = reproduce(tmp_path, "--parallel", "1", *small)
     while first.poll() is None and not list(cells.glob("*.json.zst")):
         time.sleep(0.05)
