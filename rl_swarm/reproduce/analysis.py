@@ -308,7 +308,8 @@ def _about_spending(main: Comparison) -> str:
     theirs, ours = main.operations
     return (
         f"Over the same rounds a node of {main.arm} writes {percent(main.spent['writing'])} of the tokens of one of {main.other} "
-        f"and computes {percent(main.spent['compute'])}, with {ours:.1f} operations on the store a round instead of {theirs:.1f}."
+        f"and computes {percent(main.spent['compute'])} as much, with {ours:.1f} operations on the store a round instead of "
+        f"{theirs:.1f}."
     )
 
 

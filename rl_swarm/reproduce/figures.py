@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 ARM_COLOURS = ("#6b7280", "#56a0d3", "#0b6bcb", "#c2570c", "#009e73", "#cc79a7", "#8c8c00", "#7a7fd1")
 COST_LABELS = {"writing": "thousand tokens written by a node", "compute": "compute of a node, in thousand tokens"}
-
-
 _END_WORDS = {"final": "own reward in the last tenth of the rounds", "held_out": "held-out accuracy at the end"}
 
 
@@ -221,11 +219,8 @@ def _draw_line(axes: "Axes", place: int, arm: ArmResult, across: Sequence[float]
     axes.plot(across, values, color=_colour(place), linewidth=2.2, label=arm.name)
 
 
-def _finish(axes: "Axes", label: str = "", below: str = "round") -> None:
-    if below == "round":
-        round_axis(axes)
-    else:
-        axes.set_xlabel(below)
+def _finish(axes: "Axes", label: str = "") -> None:
+    round_axis(axes)
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
