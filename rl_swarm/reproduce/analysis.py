@@ -46,6 +46,12 @@ class ArmResult:
             number: fmean(curve[number] for curve in curves) for number in curves[0] if all(number in curve for curve in curves)
         }
 
+    @property
+    def by_task(self) -> dict[str, float]:
+        """Held-out accuracy of each task at the end: the mean of the seeds."""
+        tables = [cell.by_task for cell in self.cells.values() if cell.by_task]
+        return {task: fmean(table[task] for table in tables) for task in tables[0]} if tables else {}
+
     def mean_curve(self, curve: str) -> list[float]:
         return [fmean(values) for values in zip(*(getattr(cell.curves, curve) for cell in self.cells.values()), strict=False)]
 

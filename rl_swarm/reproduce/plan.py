@@ -29,6 +29,7 @@ PILOT_SEEDS = range(101, 104)
 QUICK_SEEDS = range(201, 301)  # a quick look must not show reported seeds
 FEW_SEEDS = 3  # for every arm but the baseline and the best split
 FEW_NODES = 4
+MOST_NODES = 1000
 SMOOTHED_ROUNDS = 10
 PLATEAU = 0.95
 HORIZON_RULE = (
@@ -170,6 +171,7 @@ class Preset:
     asked: Asked = PAPERS_QUESTION
     equal: Mapping[str, float] = field(default_factory=dict)  # by cost: the best arm's of a round, in rounds of the baseline
     nodes: int = 8
+    nodes_alone: int = MOST_NODES  # at most, of an arm that shares nothing: its nodes are alone, so a few show what more would
     splits: str = "8/0,6/2,4/4,2/6"
     arms: tuple[Arm, ...] = ()  # instead of splits, where the arms differ in more
     best: str = "4/4"
@@ -215,11 +217,21 @@ def _sized(nodes: int) -> Arm:
     return Arm(f"{counted(nodes, 'node')}, {split}", split, nodes)
 
 
-# A real model, small enough for two cores: three example turns, without which it never writes <answer>.
+# A real model, small enough for two cores. Tasks and prompt are what `TASKS=easy rl-swarm probe --seconds 240` recommends for it:
+# without examples it never writes <answer>.
 _SMOLLM2 = {
     "MODEL_NAME": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "CPU_ONLY": "true",
-    "TASKS": "easy",
+    "TASKS": (
+        "basic_arithmetic:allow_parentheses=false:max_digits=1:max_terms=2:operators=[+,-,*],"
+        "chain_sum:max_digits=1:max_terms=2,"
+        "chain_sum:max_digits=1:max_terms=3,"
+        "count_primes:max_n=30,"
+        "gcd:max_numbers=3:max_value=10000:min_value=100,"
+        "gcd:max_numbers=4:max_value=100000:min_value=100,"
+        "spell_backward:max_word_len=5,"
+        "spell_backward:max_word_len=9"
+    ),
     "PROMPT_EXAMPLES": "3",
     "MAX_NEW_TOKENS": "16",
     "LEARNING_RATE": "3e-5",
@@ -261,6 +273,7 @@ PRESETS = {
         about="nano on easy tasks: what does a node know at the end that reads everything of its seven peers?",
         asked=Asked("Does a node know more that reads everything?", outcome="held_out"),
         settings=_EASY,
+        nodes_alone=FEW_NODES,
         splits="8/0,4/28",
         best="4/28",
         equal={"writing": 0.5, "compute": 2.17},
@@ -292,6 +305,7 @@ PRESETS = {
         asked=Asked(outcome="held_out"),
         settings=_SMOLLM2,
         nodes=2,
+        nodes_alone=1,
         splits="8/0,4/4",
         equal={"compute": 0.7},
         rounds=150,
@@ -346,7 +360,10 @@ ABLATIONS = ("correction", "choice", "window", "adaptive", "models", "size")
 
 def arms_of(preset: Preset, ablations: Sequence[str] = ()) -> list[Arm]:
     """The arms of the table, the one without sharing first, then those of the ablations."""
-    arms = list(preset.arms) or [Arm(str(split), split, preset.nodes) for split in parse_splits(preset.splits)]
+    alone = min(preset.nodes, preset.nodes_alone)
+    arms = list(preset.arms) or [
+        Arm(str(split), split, preset.nodes if split.external else alone) for split in parse_splits(preset.splits)
+    ]
     best = next((arm for arm in arms if arm.name == preset.best), arms[-1])
     changed = _ablations(best, preset.settings["MODEL_NAME"])
     for name in ablations:

@@ -120,14 +120,24 @@ class CellResult:
         found = {number: [row.held_out for row in rows if row.held_out is not None] for number, rows in self.by_round.items()}
         return start | {number + 1: fmean(values) for number, values in found.items() if values}
 
+    @property
+    def last_evaluated(self) -> list[Round]:
+        """The rows of the round in which held-out accuracy was last measured."""
+        evaluated = [row for row in self.rows if row.held_out is not None]
+        return [row for row in evaluated if row.round == max(each.round for each in evaluated)]
+
+    @cached_property
+    def by_task(self) -> dict[str, float]:
+        """Held-out accuracy of each task at the end: the mean of the nodes."""
+        tables = [row.held_out_by_task for row in self.last_evaluated]
+        return {task: fmean(table[task] for table in tables) for task in tables[0]} if tables else {}
+
     @cached_property
     def measures(self) -> dict[str, Any]:
         """The cell in numbers. Tokens and seconds are of the whole swarm; external figures are means per node and round."""
-        rows, found = self.rows, self.curves
+        rows, found, last = self.rows, self.curves, self.last_evaluated
         ages = [(row.external_age, row.external_used) for row in rows if row.external_age is not None and row.external_used]
         last_round = max(row.round for row in rows)
-        evaluated = [row for row in rows if row.held_out is not None]
-        last = [row for row in evaluated if row.round == max(each.round for each in evaluated)]
         return {
             "cumulative": sum(found.own),  # over rounds, of the mean over nodes
             "final": fmean(ending(found.own)),

@@ -121,7 +121,8 @@ def _results(analysis: Analysis) -> dict[str, Any]:
         "best": analysis.best,
         "sentences": sentences(analysis),
         "arms": [
-            {"arm": asdict(arm.arm), "seeds": list(arm.cells)} | {name: arm.mean(name) for name in measures}
+            {"arm": asdict(arm.arm), "seeds": list(arm.cells), "held_out_by_task": arm.by_task}
+            | {name: arm.mean(name) for name in measures}
             for arm in analysis.arms
         ],
         "against_alone": [compared(each) for each in analysis.comparisons],
@@ -146,6 +147,7 @@ def table_page(analysis: Analysis, figures: Mapping[str, Figure], provenance: Pr
         bullets(found[1:]),
         element("h2", "The table"),
         _rewards(analysis),
+        *_tasks(analysis),
         *(join((element("h3", each.title), plots(each.panels), element("p", each.caption, "faint"))) for each in figures.values()),
         *_answers(analysis),
         element("h2", "Cost"),
@@ -240,6 +242,19 @@ def _points(each: Comparison) -> str:
     found = each.held_out_range
     ends = f", {100 * found[0]:+.1f} to {100 * found[1]:+.1f}" if found else ""
     return f"{100 * each.knows_more:+.1f}{ends}" + (f" (p {each.held_out_p:.4f})" if len(each.held_out) > 1 else "")
+
+
+def _tasks(analysis: Analysis) -> list[Html]:
+    """Held-out accuracy task by task, as the verifier reads; nothing where it was not measured before training and after."""
+    before, arms = analysis.before, [arm for arm in analysis.table if arm.by_task]
+    if not before or not arms:
+        return []
+    rows = (
+        (task, number(start, 3), *(number(arm.by_task.get(task), 3) for arm in arms))
+        for task, start in before.held_out_by_task.items()
+    )
+    caption = "Held-out accuracy of each task, as the verifier reads: before training, and at the end of each arm."
+    return [table(("task", "before", *(arm.name for arm in arms)), rows, numbers=1 + len(arms), caption=caption)]
 
 
 def _costs(analysis: Analysis) -> Html:

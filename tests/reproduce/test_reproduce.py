@@ -113,6 +113,12 @@ def test_the_baseline_is_also_run_over_the_rounds_that_cost_as_much() -> None:
     )
 
 
+def test_arms_that_share_nothing_may_have_fewer_nodes() -> None:
+    nodes = {arm.name: arm.nodes for arm in arms_of(PRESETS["knowledge"])}
+    assert nodes["4/28"] == 8 and {count for name, count in nodes.items() if name.startswith("8/0")} == {4}
+    assert {arm.nodes for arm in arms_of(NANO) if arm.in_table} == {8}
+
+
 def test_the_table_has_eight_paired_seeds_of_the_two_arms_that_matter_and_three_of_the_others() -> None:
     cells = cells_of(NANO, arms_of(NANO), NANO.settings)
     seeds = {name: [each.seed for each in cells if each.arm.name == name] for name in ("8/0", "6/2", "4/4", "2/6")}
@@ -286,8 +292,17 @@ def test_the_figures_of_a_cell() -> None:
     rows = (
         row("a", 0, 0.2, own_wanted=4, **external(2, 0.8, "b", "b"), external_age=1.0, held_out=0.1),
         row("b", 0, 0.4),
-        row("a", 1, 0.6, own_wanted=4, **external(4, 1.0, "b", "b", "c", "c"), external_age=0.5, held_out=0.5),
-        row("b", 1, 0.8, held_out=0.7),
+        row(
+            "a",
+            1,
+            0.6,
+            own_wanted=4,
+            **external(4, 1.0, "b", "b", "c", "c"),
+            external_age=0.5,
+            held_out=0.5,
+            held_out_by_task={"gcd": 0.5},
+        ),
+        row("b", 1, 0.8, held_out=0.7, held_out_by_task={"gcd": 0.7}),
     )
     found = CellResult(cell("4/4", rounds=2), rows, seconds=3.0)
     lines, figures = found.curves, found.measures
@@ -296,7 +311,7 @@ def test_the_figures_of_a_cell() -> None:
     assert lines.generated == (200, 400) and lines.compute == (260, 520)
     assert figures["cumulative"] == pytest.approx(1.0) and figures["cumulative_mixed"] == pytest.approx(1.2)
     assert figures["held_out"] == pytest.approx(0.6), "the last measurement, mean of the nodes"
-    assert found.knowledge == pytest.approx({1: 0.1, 2: 0.6})
+    assert found.knowledge == pytest.approx({1: 0.1, 2: 0.6}) and found.by_task == pytest.approx({"gcd": 0.6})
     assert figures["external_age"] == pytest.approx((2 * 1.0 + 4 * 0.5) / 6), "weighted by rollouts"
     assert figures["external_used"] == pytest.approx(6 / 4)
     assert figures["origins"] == pytest.approx(1 / ((4 / 6) ** 2 + (2 / 6) ** 2))
@@ -468,7 +483,10 @@ def test_a_cell_is_finished_when_its_whole_file_is_there(tmp_path: Path) -> None
 
 def test_the_report_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
-    cells = [finished(split, seed, [0.1, 0.2, 0.3], held_out=0.5) for split in ("8/0", "4/4") for seed in (1, 2)]
+    known = {"held_out": 0.5, "held_out_by_task": {"gcd": 0.625}}
+    cells = [finished(split, seed, [0.1, 0.2, 0.3], **known) for split in ("8/0", "4/4") for seed in (1, 2)]
+    figures = {"held_out": 0.1, "held_out_style_blind": 0.3, "held_out_in_form": 0.2, "held_out_by_task": {"gcd": 0.125}}
+    cells[0] = replace(cells[0], before=Evaluated(round=0, **figures))
     cells[2] = replace(cells[2], answers=(Answers("2 + 2?", None, hostile, "<answer>4</answer>"),))
     cells.append(replace(cells[-1], cell=replace(cells[-1].cell, arm=replace(cells[-1].cell.arm, name=hostile, ablation="size"))))
     made = Provenance(hostile, hostile, hostile, settings={"MODEL_NAME": hostile}, versions={"python": hostile})
@@ -476,6 +494,7 @@ def test_the_report_is_whole_and_asks_nothing_of_the_network(tmp_path: Path) -> 
     html = page.read_text()
     assert hostile not in html and "&lt;script&gt;" in html
     assert "http://" not in html and "https://" not in html and "default-src 'none'" in html
+    assert "<td>gcd</td>" in html and "0.125" in html and "0.625" in html
     assert "2 + 2?" in html and "&lt;answer&gt;4&lt;/answer&gt;" in html
     for name in ("rewards", "smoothed", "cost", "knowledge", "horizon", "ablations"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
