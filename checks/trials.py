@@ -1,6 +1,6 @@
 """Which settings keep and add knowledge? Small runs of nano on pilot seeds, which are never reported.
 
-    python -m checks.trials STUDY [--seeds 2] [--parallel 2] [--output trials.jsonl]
+    python -m checks.trials STUDY [--seeds 2] [--parallel 2] [--output docs/trials.jsonl]
 
 A study is a list of trials: swarms of the shipped loop that differ in a few settings, or in a variant of the update that no setting
 reaches. Each finished run is a line of the output file: started again, the command goes on. `docs/LOG.md` says what came out.
@@ -79,11 +79,14 @@ STUDIES = {
     # A node alone for long: small batches want a lower rate, or more rounds.
     "alone": [
         alone(f"I 8, linear from {rate}, {rounds} rounds", rounds, LEARNING_RATE=rate)
-        for rounds in (960, 1920)
-        for rate in ("5e-5", "1e-4", "2e-4")
+        for rounds in (1920, 3840)
+        for rate in ("1e-4", "2e-4")
     ],
     # How far can one get? A large batch over many rounds.
-    "most": [alone(f"I {own}, {rounds} rounds", rounds, own) for own, rounds in ((32, 480), (32, 960), (64, 960))],
+    "most": [
+        alone(f"I {own}, linear from {rate}, {rounds} rounds", rounds, own, LEARNING_RATE=rate)
+        for own, rounds, rate in ((32, 960, "2e-4"), (64, 960, "2e-4"), (64, 960, "4e-4"), (32, 1920, "2e-4"))
+    ],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
     "demo": [
         swarm(own, external, 4, rounds, LEARNING_RATE=rate)
@@ -240,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("study", choices=sorted(STUDIES))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--output", type=Path, default=Path("trials.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path("docs/trials.jsonl"))
     options = parser.parse_args(arguments)
     trials = STUDIES[options.study]
     done = [Outcome(**json.loads(line)) for line in options.output.read_text().splitlines()] if options.output.exists() else []

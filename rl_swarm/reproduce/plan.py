@@ -262,12 +262,13 @@ PRESETS = {
     "alone": Preset(
         about="nano on easy tasks without peers: does a node end with more than it knew?",
         asked=Asked("Does a node alone learn more than the form?", outcome="held_out"),
-        settings=_EASY,
+        settings={**_EASY, "LEARNING_RATE": "1e-4", "EVAL_INTERVAL": "960"},
         nodes=1,
         splits="8/0",
         best="8/0",
-        rounds=960,
-        rule="the longest run of the pilots",
+        rounds=3840,
+        rule="the longest of the pilots, and the better of two learning rates on two pilot seeds",
+        seeds=5,
     ),
     "knowledge": Preset(
         about="nano on easy tasks: what does a node know at the end that reads everything of its seven peers?",
