@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
+from rl_swarm.processes.stopping import watching_launcher
 from rl_swarm.reproduce.plan import PILOT_SEEDS, PRESETS, Arm, Cell, Split, versions
 from rl_swarm.tasks.spec import TASK_PRESETS, parse_tasks
 
@@ -116,7 +117,7 @@ def run(trial: Trial, seed: int) -> Outcome:
 
     settings = {**NANO, "EVAL_INTERVAL": str(trial.rounds), "ROLLOUT_FETCH_MAX_PEERS": "100", **trial.settings}
     arm = Arm(trial.name, Split(trial.own, trial.external), trial.nodes)
-    with varied(trial.variant, trial.rounds):
+    with watching_launcher(os.getppid(), lambda: os._exit(1)), varied(trial.variant, trial.rounds):
         result = run_cell(Cell(arm, seed, trial.rounds, settings, versions()))
     found, before = result.measures, result.before
     assert before is not None

@@ -6,6 +6,7 @@ decides which questions are asked, the clock how many.
 """
 
 import contextlib
+import math
 import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
@@ -138,7 +139,8 @@ class ProbeResult:
             these = sum((tally for spec, tally in self.seen if spec in chosen), Tally())
             fact = f"With these tasks {these.informative} of {these.questions} rollouts were informative"
             slow = f"more NUM_GENERATIONS (now {self.group_size}), easier tasks or another MODEL_NAME help"
-            return f"{fact}." if these.informative_share >= RARE else f"{fact}, so learning will be slow: {slow}."
+            found = f"{fact}." if these.informative_share >= RARE else f"{fact}, so learning will be slow: {slow}."
+            return found + (self._surer if these.questions < FEWEST * len(chosen) else "")
         if total.mean_reward > 0.5:
             why = "the model is nearly always right. Name harder tasks or levels"
         elif total.tagged_share >= RARE:
@@ -155,6 +157,13 @@ class ProbeResult:
             if "FORMAT_REWARD" in self.settings:
                 why += ". FORMAT_REWARD pays for the form until it is found"
         return f"No rollout was informative: {why}."
+
+    @property
+    def _surer(self) -> str:
+        """How long to look until enough questions of every level are answered."""
+        levels, pace = len(self.seen) + len(self.not_reached), self._total.seconds / self._total.questions
+        seconds = math.ceil(pace * FEWEST * levels / (1 - PROMPT_SHARE) / 60) * 60
+        return f" Few questions of each were asked, so that may be chance: --seconds {seconds} makes it surer."
 
     @property
     def view(self) -> Group:

@@ -227,6 +227,12 @@ class TestChoice:
         assert found.tasks == "gcd"
         assert "2 of 100 rollouts were informative, so learning will be slow: more NUM_GENERATIONS (now 8)" in found.advice
 
+    def test_a_choice_from_single_questions_is_called_chance(self) -> None:
+        once = report_of(("gcd", Tally(1, 1, 8, 8, seconds=4.0)), ("lcm", Tally(1, 0, 8, 8, seconds=4.0)))
+        assert once.advice.endswith("so that may be chance: --seconds 120 makes it surer."), "4 s × 8 questions × 2 levels / 0.6"
+        enough = report_of(("gcd", Tally(FEWEST, 4, 64, 64, seconds=4.0)), ("lcm", Tally(1, 0, 8, 8, seconds=4.0)))
+        assert "surer" not in enough.advice
+
     @pytest.mark.parametrize(
         ("tally", "says"),
         [
