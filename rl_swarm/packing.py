@@ -10,12 +10,13 @@ from rl_swarm.errors import BadDocument
 
 METHODS = ("none", "gzip", "zstd")
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_GZIP_LEVEL, _ZSTD_LEVEL = 6, 3  # higher levels save less than 2 % more, and take several times as long
+SMALLEST = 19  # the level of zstd for files that are written once and kept for good
+_GZIP_LEVEL, _ZSTD_LEVEL = 6, 3  # of a rollout file higher levels save less than 2 % more, and take several times as long
 _GZIP_FORM = 16 + zlib.MAX_WBITS  # with the header of gzip, not of zlib
 _WINDOW_BYTES = 8 << 20  # memory that a zstd file may ask for
 
 
-def packed(data: bytes, method: str) -> bytes:
+def packed(data: bytes, method: str, zstd_level: int = _ZSTD_LEVEL) -> bytes:
     """Compress by one of METHODS."""
     if method == "gzip":
         compressor = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_FORM)
@@ -23,7 +24,7 @@ def packed(data: bytes, method: str) -> bytes:
     if method == "zstd":
         from zstandard import ZstdCompressor
 
-        return ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
+        return ZstdCompressor(level=zstd_level).compress(data)
     return data
 
 

@@ -93,7 +93,8 @@ def _knowledge(analysis: Analysis) -> Figure:
     panels = [Panel(partial(_draw_knowledge, analysis=analysis), "Held-out accuracy by round")]
     caption = (
         "Greedy accuracy on held-out questions, as the verifier reads: the mean of nodes and seeds, in the band between the lowest "
-        "and the highest seed. The dotted line is what the base model knows in the form that is rewarded."
+        "and the highest seed. The dotted line is what the base model knows in the form that is rewarded. Without that form it "
+        "would have next to nothing at round 0, and is left out there."
     )
     if len({arm.arm.nodes for arm in analysis.table}) > 2:
         panels.append(Panel(partial(_draw_sizes, analysis=analysis), "Held-out accuracy at the end by size of the swarm"))
@@ -102,11 +103,17 @@ def _knowledge(analysis: Analysis) -> Figure:
 
 
 def _draw_knowledge(axes: "Axes", shades: Shades, *, analysis: Analysis) -> None:
+    before = analysis.before
+    formless = before is not None and before.held_out < before.held_out_in_form / 2  # its start near 0 would hide what follows
     for place, arm in enumerate(analysis.table):
-        rounds, curves = list(arm.knowledge), [cell.knowledge for cell in arm.cells.values()]
+        rounds, curves = (
+            [number for number in arm.knowledge if number or not formless],
+            [cell.knowledge for cell in arm.cells.values()],
+        )
         seeds = [[curve[number] for curve in curves] for number in rounds]
         axes.fill_between(rounds, list(map(min, seeds)), list(map(max, seeds)), color=_colour(place), alpha=0.18, linewidth=0)
-        _draw_line(axes, place, arm, rounds, list(arm.knowledge.values()))
+        _draw_line(axes, place, arm, rounds, [arm.knowledge[number] for number in rounds])
+        axes.plot(rounds, [arm.knowledge[number] for number in rounds], "o", color=_colour(place), markersize=5)
     axes.set_title("Held-out accuracy")
     _finish_knowledge(axes, shades, analysis)
     axes.legend(frameon=False, loc="lower right")

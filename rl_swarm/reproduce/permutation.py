@@ -58,5 +58,6 @@ def verdict(head: str, differences: Sequence[float], what: str = "sharing") -> s
     if p < SIGNIFICANT:
         return f"{head}: {what} {'helped' if sum(differences) > 0 else 'hurt'}."
     if least >= SIGNIFICANT:
-        return f"{head}; {counted(len(differences), 'pair')} cannot give less than {least:.2f}, so this is no proof either way."
+        pairs = counted(len(differences), "pair")
+        return f"{head}; {pairs} cannot give less than {least:.2f}, so this test proves nothing either way."
     return f"{head}: no difference that chance would not explain."

@@ -22,7 +22,7 @@ import msgspec
 
 import rl_swarm
 from rl_swarm.errors import BadDocument
-from rl_swarm.packing import packed, unpacked
+from rl_swarm.packing import SMALLEST, packed, unpacked
 from rl_swarm.reproduce.plan import SMOOTHED_ROUNDS, Cell
 from rl_swarm.runs.record import Evaluated, Round
 from rl_swarm.show.drawing import smooth
@@ -221,7 +221,7 @@ def save(folder: Path, result: CellResult) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, result.cell)
     part = path.with_suffix(".part")
-    part.write_bytes(packed(msgspec.json.encode(result), "zstd"))
+    part.write_bytes(packed(msgspec.json.encode(result), "zstd", SMALLEST))
     os.replace(part, path)
     return path
 

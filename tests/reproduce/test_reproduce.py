@@ -459,7 +459,7 @@ def test_a_node_alone_is_compared_with_the_base_model() -> None:
     assert said == (
         "8/0 ends at 62.5 % of 4 held-out questions (mean of 2 seeds, 50.0 % to 75.0 %); the base model has 0.0 % by itself, "
         "25.0 % in the form and 80.0 % in any form: +37.5 points against the form (95 % interval -121.4 to +196.4), better on 2 of "
-        "2 seeds, p = 0.5000; 2 pairs cannot give less than 0.50, so this is no proof either way."
+        "2 seeds, p = 0.5000; 2 pairs cannot give less than 0.50, so this test proves nothing either way."
     )
 
 
