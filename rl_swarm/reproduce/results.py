@@ -159,7 +159,7 @@ class CellResult:
             "compute": found.compute[-1],
             "seconds_working": sum(row.seconds.get(phase, 0.0) for row in rows for phase in ("generate", "train")),
             "rejected": sum(sum(row.rejected_total.values()) for row in rows if row.round == last_round),
-            "failed_verdicts": sum(sum(row.tasks_total.values()) for row in rows if row.round == last_round),
+            "failed_verdicts": sum(failed_verdicts(row) for row in rows if row.round == last_round),
             "seconds": self.seconds,
         }
 
@@ -168,6 +168,11 @@ def mixed_reward(row: Round) -> float:
     """The mean over own rollouts and the external ones that were trained on."""
     used = row.external_used if row.external_reward is not None else 0
     return (row.own_wanted * row.reward + used * (row.external_reward or 0.0)) / max(1, row.own_wanted + used)
+
+
+def failed_verdicts(row: Round) -> int:
+    """Completions of a node so far whose verifier took too long, raised, or gave no number between 0 and 1."""
+    return sum(count for name, count in row.tasks_total.items() if name.startswith("scorer_"))
 
 
 def operations(rows: Sequence[Round]) -> float:

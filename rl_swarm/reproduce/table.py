@@ -272,7 +272,7 @@ def _costs(analysis: Analysis) -> Html:
     caption = (
         "Of a whole swarm, mean over seeds; operations on the store are per node and round. Seconds are of one process with one "
         "thread, on a machine that did other things too. Refused are files and rollouts of peers; verdicts fail when a verifier "
-        "takes too long."
+        "takes too long or raises."
     )
     return _by_arm(analysis, columns, caption)
 

@@ -318,6 +318,11 @@ def test_the_figures_of_a_cell() -> None:
     assert (figures["tokens_generated"], figures["tokens_trained"], figures["seconds"]) == (400, 40, 3.0)
 
 
+def test_a_repeated_question_is_no_failed_verdict() -> None:
+    rows = [row("a", 0, 0.1, tasks_total={"repeated_question": 7, "scorer_timeout": 2, "scorer_raised": 1})]
+    assert CellResult(cell(rounds=1), tuple(rows)).measures["failed_verdicts"] == 3
+
+
 def test_the_mixed_measure_counts_the_external_rollouts_that_were_trained_on() -> None:
     row = record(0, 0.1, own_wanted=4, external_used=4, external_reward=0.5, external_ids=("b/0/0/1",))
     assert mixed_reward(row) == pytest.approx(0.3) and authors(row) == {"b": 1}
