@@ -88,6 +88,8 @@ STUDIES = {
         alone(f"I {own}, linear from {rate}, {rounds} rounds", rounds, own, LEARNING_RATE=rate)
         for own, rounds, rate in ((32, 960, "2e-4"), (64, 960, "2e-4"), (64, 960, "4e-4"), (32, 1920, "2e-4"))
     ],
+    # How much of what peers write is worth reading? 84 is more than is informative in the whole window.
+    "reading": [swarm(4, external, 8) for external in (4, 12, 28, 84)],
     "swarm": [swarm(8, 0, 4), swarm(4, 4, 4), swarm(4, 12, 4), swarm(16, 0, 4)],
     "demo": [
         swarm(own, external, 4, rounds, LEARNING_RATE=rate)
