@@ -245,7 +245,7 @@ PRESETS = {
         about="the embedded model on a CPU",
         settings=_NANO,
         equal={"writing": 0.5},
-        rounds=80,  # printed by `reproduce --pilot`
+        rounds=90,  # printed by `reproduce --pilot`
         pilot_rounds=120,
         rule=HORIZON_RULE,
         quick_settings={"TASKS": "easy"},  # a few rounds are enough to learn something
@@ -256,7 +256,7 @@ PRESETS = {
         settings=_NANO,
         splits="8/0,4/4",
         equal={"writing": 0.5},
-        rounds=160,
+        rounds=180,
         rule="twice the horizon of the preset nano",
     ),
     "alone": Preset(
@@ -308,7 +308,7 @@ PRESETS = {
         nodes=2,
         nodes_alone=1,
         splits="8/0,4/4",
-        equal={"compute": 0.7},
+        equal={"compute": 0.56},
         rounds=150,
         rule="150 rounds, fixed before a reported seed was run; tasks, prompt and length of completions as `probe` recommends",
         seeds=1,
