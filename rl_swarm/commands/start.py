@@ -127,7 +127,8 @@ def work(correct: bool, **flags: str | None) -> None:
 
 @command(
     settings=("store", "experiment", "model", "tasks", *SHARING),
-    example="rl-swarm coordinate --gdrive-path ./rl-swarm-data --experiment first \\\n  --model-name nano --num-transplant-trees 4",
+    example="rl-swarm coordinate --gdrive-path ./rl-swarm-data --experiment first \\\n"
+    "  --model-name nano --num-train-samples 4 --num-transplant-trees 12",
 )
 @correct_option
 def coordinate(correct: bool, **flags: str | None) -> None:

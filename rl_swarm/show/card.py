@@ -213,7 +213,7 @@ def next_steps(summary: Summary, places: Places, program: str) -> list[str]:
         f"  {program} status {run}{at_home}",
         *(["Join it from any machine that sees the folder:", f"  {program} join {shlex.quote(address)}"] if goes_on else []),
         "Train a real model, on a GPU:",
-        f"  {program} swarm --workers 2 --experiment qwen --model-name {QWEN} --num-train-samples 4 --num-transplant-trees 4",
+        f"  {program} swarm --workers 2 --experiment qwen --model-name {QWEN}",
     ]
 
 
