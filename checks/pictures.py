@@ -3,11 +3,10 @@
     python -m checks.pictures [STORE EXPERIMENT]
 
 Without an experiment a demo is run first, which takes a few minutes. `live.svg` is the live view at two thirds of the rounds,
-`report.png` the picture of the report, and `sharing.png` the measured result of sharing, drawn from the figures that `rl-swarm
-reproduce` left in docs/nano-table/. `web/` has the views of the dashboard; a second run, without sharing, is there to compare with.
+`report.png` the picture of the report. `web/` has the views of the dashboard; a second run, without sharing, is there to compare
+with.
 """
 
-import csv
 import io
 import json
 import os
@@ -15,11 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -33,8 +30,6 @@ from rl_swarm.runs.examples import published
 from rl_swarm.runs.following import Following
 from rl_swarm.runs.progress import EVENTS, METRICS
 from rl_swarm.runs.summary import summarise
-from rl_swarm.show.drawing import Panel, Shades, round_axis, sheet
-from rl_swarm.show.formats import percent
 from rl_swarm.show.live import live_frame
 from rl_swarm.show.report import PICTURE, make_report
 from rl_swarm.store import Store
@@ -43,15 +38,11 @@ from rl_swarm.swarm import experiment as experiments
 from rl_swarm.swarm.layout import Layout
 from rl_swarm.swarm.peers import read_registration, register, registered
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH, HEIGHT = 100, 32
 SHARE = 2 / 3
 # Rich asks the reader's browser to fetch a font from elsewhere; the picture does without.
 FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-LETTERS = 13  # points: the README shrinks pictures
 
 
 def live_picture(store: Store, layout: Layout) -> str:
@@ -91,65 +82,6 @@ def copy_rollouts(store: Store, copy: Store, layout: Layout, node_id: str, row: 
     copy.put(layout.bundle(row["round"], node_id, stage=row["stage"]), encode(bundle))
 
 
-def sharing_picture(folder: Path) -> bytes:
-    """Own reward of the split without sharing and of the best one, by round and by tokens written."""
-    results = json.loads((folder / "results.json").read_text())
-    best, [against] = results["best"], [each for each in results["against_alone"] if each["arm"] == results["best"]]
-    alone, better = against["other"], sum(ours > theirs for theirs, ours in against["cumulative"])
-    arms = {each["arm"]["name"]: each for each in results["arms"]}
-    written = arms[best]["tokens_generated"] / arms[alone]["tokens_generated"]
-    with (folder / "rounds.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["arm"] in (alone, best) and int(row["seed"]) in against["seeds"]]
-    nodes = arms[best]["arm"]["nodes"]
-    curves = {arm: _curves([row for row in rows if row["arm"] == arm], nodes) for arm in (alone, best)}
-    (all_own, _), (own, external) = alone.split("/"), best.split("/")
-    names = {alone: f"alone: {all_own} rollouts of its own", best: f"sharing: {own} of its own, {external} of its peers'"}
-    draw = partial(_draw_sharing, curves=curves, names=names)
-    title = f"Sharing text: {percent(against['gain'], '+.0%')} reward with {percent(written)} of the tokens written"
-    below = (
-        f"{nodes} nodes, model {results['settings']['MODEL_NAME']}, {len(curves[best]['round'])} rounds · "
-        f"better on {better} of {len(against['seeds'])} seeds, p = {against['p']:.4f} · bands: lowest to highest seed"
-    )
-    rounds, tokens = (Panel(partial(draw, across=across), "", height=4.0) for across in ("round", "tokens"))
-    return sheet(title, below, [[rounds, tokens]])
-
-
-def _curves(rows: Sequence[Mapping[str, str]], nodes: int) -> dict[str, list[float]]:
-    """Means over seeds, round by round, and the lowest and highest seed."""
-    by_round: dict[int, list[Mapping[str, str]]] = {}
-    for row in rows:
-        by_round.setdefault(int(row["round"]) + 1, []).append(row)
-    rewards = [[float(row["own_reward_smoothed"]) for row in each] for each in by_round.values()]
-    tokens = [fmean(float(row["tokens_generated_so_far"]) for row in each) / nodes / 1000 for each in by_round.values()]
-    return {
-        "round": [float(number) for number in by_round],
-        "tokens": tokens,
-        "reward": [fmean(each) for each in rewards],
-        "low": [min(each) for each in rewards],
-        "high": [max(each) for each in rewards],
-    }
-
-
-def _draw_sharing(
-    axes: "Axes", shades: Shades, *, curves: Mapping[str, Mapping[str, list[float]]], names: Mapping[str, str], across: str
-) -> None:
-    for (arm, each), colour in zip(curves.items(), (shades.faint, shades.first), strict=True):
-        axes.fill_between(each[across], each["low"], each["high"], color=colour, alpha=0.18, linewidth=0)
-        axes.plot(each[across], each["reward"], color=colour, linewidth=3, label=names[arm])
-    named = "Reward of a node's own answers" if across == "round" else "The same, by tokens that a node wrote"
-    axes.set_title(named, fontsize=LETTERS)
-    if across == "round":
-        round_axis(axes)
-        axes.legend(loc="upper left", frameon=False, fontsize=LETTERS)
-    else:
-        axes.set_xlabel("thousand tokens written")
-    axes.xaxis.label.set_fontsize(LETTERS)
-    axes.tick_params(labelsize=LETTERS)
-    axes.set_ylim(0, 1.25 * max(max(each["high"]) for each in curves.values()))
-    axes.margins(x=0.01)
-    axes.grid(axis="y")
-
-
 def run_demo(store: Path) -> str:
     """Run a demo in the folder, and one without sharing; return the name of the first."""
     environment = {**os.environ, "GDRIVE_PATH": str(store), "RL_SWARM_HOME": str(store.parent / "home")}
@@ -166,7 +98,6 @@ def main(arguments: Sequence[str], target: Path = DOCS / "pictures", views: Sequ
         made = {
             "live.svg": live_picture(store, layout).encode(),
             "report.png": make_report(summarise(store, layout), [])[PICTURE],
-            "sharing.png": sharing_picture(DOCS / "nano-table"),
         }
         target.mkdir(exist_ok=True)
         for file, data in made.items():

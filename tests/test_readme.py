@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rl_swarm.show.formats import percent
 
 ROOT = Path(__file__).parents[1]
 README, ALL_SETTINGS = ROOT / "README.md", ROOT / "docs" / "settings.md"
-RESULTS = ROOT / "docs" / "nano-table" / "results.json"
+STUDIES = ROOT / "docs"
 THAT_MATTER = ("store", "experiment", "model", "tasks", "own_count", "external_count", "group_size", "max_rounds")
 
 
@@ -45,25 +45,35 @@ def all_settings() -> str:
 
 
 def result() -> str:
-    """The finding of the committed table in one sentence."""
-    found = json.loads(RESULTS.read_text())
-    against = next(each for each in found["against_alone"] if each["arm"] == found["best"])
+    """The findings of two committed studies, knowledge and sizes, in a few sentences."""
+    found, sizes = (json.loads((STUDIES / study / "results.json").read_text()) for study in ("knowledge", "sizes"))
+    [against], equal = found["against_alone"], found["at_equal_cost"]["compute"]
     arms = {arm["arm"]["name"]: arm for arm in found["arms"]}
-    ours, alone = (arms[against[name]] for name in ("arm", "other"))
-    better = sum(mine > other for other, mine in against["cumulative"])
-    fewer = 1 - ours["tokens_generated"] / alone["tokens_generated"]
-    rounds = int(re.findall(r"(\d+) rounds", found["about"])[0])
+    ours, alone, longer = (arms[name] for name in (against["arm"], against["other"], equal["other"]))
+    rounds, peers = int(re.findall(r"(\d+) rounds", found["about"])[0]), ours["arm"]["nodes"] - 1
     split, whole = ours["arm"]["split"], alone["arm"]["split"]
-    gain = f"{percent(abs(against['gain']))} {'more' if against['gain'] > 0 else 'less'}"
-    how = (
-        f"A model that shares trains on {split['own']} rollouts of its own and {split['external']} of its peers in each round. "
-        f"A model alone trains on {whole['own']} of its own."
-    )
+    better = sum(mine > other for other, mine in against["held_out"])
+    single, *swarms = sizes["arms"]
     return (
-        f"**{ours['arm']['nodes']} small models that share earn {gain} reward in {rounds} rounds than {alone['arm']['nodes']} that "
-        f"do not, and write {percent(fewer)} fewer tokens for it.** {how} The comparison was repeated with {len(against['seeds'])} "
-        f"random seeds, and sharing won {better} times (p = {against['p']:.4f})."
+        f"**Of questions that it never saw, a small model that trained with {peers} others answers {known(ours)}, and one that "
+        f"trained alone {known(alone)}, although that one wrote twice as much.** In each of {rounds} rounds the first trains on "
+        f"{split['own']} rollouts of its own and the {split['external']} that the others wrote, the second on {whole['own']} of "
+        f"its own. Sharing won with {better} of {len(against['seeds'])} random seeds (p = {against['held_out_p']:.4f}). Reading is "
+        f"not free: it takes {against['spent']['compute']:.1f} times the compute. Alone with as much compute, a model ends at "
+        f"{known(longer)}.\n\n"
+        f"**Knowledge grows with the swarm.** With {single['arm']['split']['own']} rollouts a round from each model, and everybody "
+        f"reading everything, a model alone ends at {known(single)}; in swarms of {listed(arm['arm']['nodes'] for arm in swarms)} "
+        f"models at {listed(map(known, swarms))}."
     )
+
+
+def known(arm: dict[str, Any]) -> str:
+    return percent(arm["held_out"], ".1%")
+
+
+def listed(things: Iterable[object]) -> str:
+    *most, last = map(str, things)
+    return f"{', '.join(most)} and {last}"
 
 
 def quick_check() -> str:
