@@ -1,11 +1,12 @@
 """Half of a swarm is hostile and colludes: do honest nodes learn no worse than those that share nothing?
 
-    python -m checks.poison [--rounds 40] [--seeds 5] [--attacks liars,ramblers,…] [--correction guarded] [--output FILE]
+    python -m checks.poison [--rounds 100] [--seeds 5] [--attacks liars,ramblers,…] [--correction guarded] [--output FILE]
 
-Four honest nano nodes run the shipped loop on a memory store, own 4 and external 4, beside four hostile ones; the same four with
-the same seeds and external 0 are what they are compared with. Hostile nodes keep to the rules: whole documents, questions of
-allowed tasks, groups of the usual size, and as many rollouts as everybody else. Each finished swarm is a line of the output file:
-started again, the command goes on. Nothing here judges whether a rollout should have been refused.
+Four honest nano nodes run the shipped loop on a memory store beside four hostile ones. They write 4 rollouts a round and read all
+that the seven others write; the same four with the same seeds and nothing read are what they are compared with. Hostile nodes keep
+to the rules: whole documents, questions of allowed tasks, groups of the usual size, and as many rollouts as everybody else. Each
+finished swarm is a line of the output file: started again, the command goes on. Nothing here judges whether a rollout should have
+been refused.
 """
 
 import argparse
@@ -32,7 +33,8 @@ from tests.support.rows import metrics
 
 HONEST = tuple(f"honest_{number}" for number in range(4))
 HOSTILE = tuple(f"hostile_{number}" for number in range(4))
-OWN, EXTERNAL, GROUP = 4, 4, 8
+OWN, GROUP = 4, 8
+EXTERNAL = OWN * (len(HONEST) + len(HOSTILE) - 1)  # everything, as `rl-swarm swarm` does
 ALONE = "alone"
 MEASURES = {"reward": "cumulative own reward", "held_out": "held-out accuracy at the end"}
 
@@ -199,11 +201,11 @@ def _row(attack: str, measure: str, pairs: Sequence[tuple[Outcome, Outcome]]) ->
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Honest nodes beside hostile ones, against the same nodes alone.")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
     parser.add_argument("--correction", default="guarded", help="EXTERNAL_CORRECTION of the honest nodes")
-    parser.add_argument("--output", type=Path, default=Path("poison.jsonl"))
+    parser.add_argument("--output", type=Path, default=Path("docs/poison.jsonl"))
     chosen = parser.parse_args(arguments)
     attacks = (ALONE, *chosen.attacks.split(","))
     known = [Outcome(**json.loads(line)) for line in chosen.output.read_text().splitlines()] if chosen.output.exists() else []
