@@ -27,7 +27,7 @@ from rl_swarm.text import counted
 REPORTED_SEEDS = range(9, 101)  # smaller ones were used in development
 PILOT_SEEDS = range(101, 104)
 QUICK_SEEDS = range(201, 301)  # a quick look must not show reported seeds
-FEW_SEEDS = 3  # for every arm but the baseline and the best split
+FEW_SEEDS = 3  # for every arm but the baseline, the best split, and the adaptive one, which might become the default
 FEW_NODES = 4
 MOST_NODES = 1000
 SMOOTHED_ROUNDS = 10
@@ -407,7 +407,7 @@ def cells_of(preset: Preset, arms: Sequence[Arm], settings: Mapping[str, str]) -
     """Every cell, the two arms that matter most first: a run that is stopped early has whole pairs of them."""
 
     def main(arm: Arm) -> bool:
-        return bool(arm.equal) or (arm.in_table and arm.name in (arms[0].name, preset.best))
+        return bool(arm.equal) or arm.adaptive or (arm.in_table and arm.name in (arms[0].name, preset.best))
 
     few, made_by = min(FEW_SEEDS, preset.seeds), versions()
     cells = [

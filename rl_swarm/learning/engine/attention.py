@@ -29,6 +29,7 @@ from transformers import AttentionInterface  # noqa: E402
 NAME = "rl_swarm_packed"
 FEW_PAIRS = 1 << 17  # of tokens, one attending to the other
 LEAST = 16  # columns of a product: fewer are slow
+LEAST_SHARED = 16  # tokens: computing fewer once, instead of in every prompt, saves nothing
 REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")  # additions to attention that no pattern computes
 
 
@@ -65,22 +66,58 @@ class HostedDecoder:
         return hidden[0] if wanted_X is None else hidden[0].index_select(0, wanted_X)
 
 
-class Prompts:
-    """Every prompt attends to itself. Keeps keys and values, padded, by layer, for the texts that follow the prompts."""
+def shared_start(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all prompts begin with, where that is worth computing once: an instruction and examples are often most of a
+    prompt. Each prompt keeps at least its last token for itself."""
+    if len(prompts) < 2:
+        return 0
+    order = sorted(map(tuple, prompts))  # like words in a dictionary: what the first and the last begin with, all begin with
+    low, high = order[0], order[-1]
+    alike = next((place for place, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
+    alike = min(alike, min(map(len, prompts)) - 1)
+    return alike if alike >= LEAST_SHARED else 0
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.grid, self.positions_N = Grid(lengths, device), positions(lengths, device)
-        self.lasts_I = torch.tensor(lengths, device=device).cumsum(0) - 1  # the last token of each prompt
+
+def shared_once(prompts: Sequence[Sequence[int]], shared: int) -> list[Sequence[int]]:
+    """The tokens of the prompts as `Prompts` wants them packed: those that they share, then the rest of each."""
+    return [prompts[0][:shared], *(prompt[shared:] for prompt in prompts)]
+
+
+class Prompts:
+    """Every prompt attends to itself. Keeps keys and values, padded, by layer, for the texts that follow the prompts.
+
+    The first `shared` tokens of all prompts are the same. They are packed once, before the rest of each prompt.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device, shared: int = 0) -> None:
+        rests = [length - shared for length in lengths]
+        self._shared, self._rests = shared, Grid(rests, device)
+        self.filled_IP = torch.cat([self._rests.filled.new_ones((len(lengths), shared)), self._rests.filled], dim=1)
+        self.tokens = shared + self._rests.tokens
+        self.positions_N = positions([shared, *rests], device, [0] + [shared] * len(rests))
+        self.lasts_I = torch.tensor(rests, device=device).cumsum(0) + shared - 1  # the last token of each prompt
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
-        query, key, value = (self.grid.spread(packed).transpose(1, 2) for packed in (query_NHD, key_NKD, value_NKD))
+        query, key, value = (self._spread(packed).transpose(1, 2) for packed in (query_NHD, key_NKD, value_NKD))
         self.keys[layer], self.values[layer] = key, value
         # Padding is on the right, where no token attends to it.
         grouped = query.shape[1] != key.shape[1]
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        return self.grid.pack(attended.transpose(1, 2))
+        return self._pack(attended.transpose(1, 2))
+
+    def _spread(self, packed_NHD: Tensor) -> Tensor:
+        """As [I, P, H, D]. Attention of shared tokens is computed for each prompt: it is cheap beside the matrix products."""
+        if not self._shared:
+            return self._rests.spread(packed_NHD)
+        rest_IPHD = self._rests.spread(packed_NHD[self._shared :])
+        return torch.cat([packed_NHD[: self._shared].expand(len(rest_IPHD), -1, -1, -1), rest_IPHD], dim=1)
+
+    def _pack(self, spread_IPHD: Tensor) -> Tensor:
+        if not self._shared:
+            return self._rests.pack(spread_IPHD)
+        return torch.cat([spread_IPHD[0, : self._shared], self._rests.pack(spread_IPHD[:, self._shared :])])
 
 
 class Whole:
@@ -90,7 +127,7 @@ class Whole:
         self._prompts, self._completions = prompts, completions
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
-        tokens = self._prompts.grid.tokens
+        tokens = self._prompts.tokens
         spans = ((self._prompts, slice(tokens)), (self._completions, slice(tokens, None)))
         return torch.cat([pattern.attend(layer, query_NHD[span], key_NKD[span], value_NKD[span], scale) for pattern, span in spans])
 
@@ -100,7 +137,7 @@ def completions(lengths: Sequence[int], prompt_of: Sequence[int], prompts: Promp
 
     `prompt_of` has the number of each completion's prompt.
     """
-    filled_IP = prompts.grid.filled
+    filled_IP = prompts.filled_IP
     pairs = len(lengths) * max(lengths) * (filled_IP.shape[1] + max(lengths))
     few = pairs <= FEW_PAIRS and filled_IP.device.type == "cpu"
     return (ShortCompletions if few else Completions)(lengths, prompt_of, prompts)
@@ -110,7 +147,7 @@ class Completions:
     """Completions side by side, each with a copy of its prompt's keys before its own, as fused kernels need them."""
 
     def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> None:
-        filled_IP, device = prompts.grid.filled, prompts.grid.filled.device
+        filled_IP, device = prompts.filled_IP, prompts.filled_IP.device
         self._grid, self._prompts = Grid(lengths, device), prompts
         self._prompt_of_B = torch.tensor(prompt_of, device=device)
         width = self._grid.filled.shape[1]
@@ -144,7 +181,7 @@ class ShortCompletions:
     """
 
     def __init__(self, lengths: Sequence[int], prompt_of: Sequence[int], prompts: Prompts) -> None:
-        self._prompts, self._table = prompts, _Table(lengths, prompt_of, prompts.grid.filled)
+        self._prompts, self._table = prompts, _Table(lengths, prompt_of, prompts.filled_IP)
 
     def attend(self, layer: int, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float) -> Tensor:
         prompts = (self._prompts.keys[layer], self._prompts.values[layer])
@@ -251,7 +288,7 @@ class Growing:
 
     def __init__(self, prompts: Prompts, group_size: int, steps: int) -> None:
         self._steps, self._step = steps, -1
-        filled = prompts.grid.filled
+        filled = prompts.filled_IP
         self._prompt_of_M = torch.arange(len(filled), device=filled.device).repeat_interleave(group_size)
         self._hidden_I1P = None if bool(filled.all()) else ~filled.unsqueeze(1)
         # Laid out as products need them, and taken from the prompts, so that only one layer at a time exists twice.

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_swarm.learning.engine import logits
 from rl_swarm.learning.engine.architecture import accepted_arguments, decoder_of, has_plain_head
-from rl_swarm.learning.engine.attention import PackedDecoder, Prompts, Whole, completions
+from rl_swarm.learning.engine.attention import PackedDecoder, Prompts, Whole, completions, shared_once, shared_start
 from rl_swarm.learning.engine.grid import positions
 from rl_swarm.learning.engine.lean import product
 
@@ -91,16 +91,21 @@ class PackedReader(Reader):
         cut = packed_cut(passages, token_budget)
         # The last token of a completion predicts nothing, so it is not computed.
         texts = [passage.completion_ids[:-1] for passage in passages]
-        order = [text for prompts, parts in cut for text in (*prompts, *(texts[row] for rows in parts for row in rows))]
+        starts = [shared_once(prompts, shared_start(prompts)) for prompts, _ in cut]
+        order = [
+            text
+            for start, (_, parts) in zip(starts, cut, strict=True)
+            for text in (*start, *(texts[row] for rows in parts for row in rows))
+        ]
         tokens = _Tokens(self._model.get_input_embeddings(), order, self._device)
         head = partial(product, layer=self._model.get_output_embeddings())
-        for prompts, parts in cut:
-            prefix = None if len(parts) == 1 else _Prefix(self._decoder, tokens.take(prompts), prompts)
+        for start, (prompts, parts) in zip(starts, cut, strict=True):
+            prefix = None if len(parts) == 1 else _Prefix(self._decoder, tokens.take(start), prompts)
             for rows in parts:
                 part, following = [passages[row] for row in rows], [texts[row] for row in rows]
                 sequel = _Sequel(prompts, part)
                 if prefix is None:
-                    states_XD = _at_once(self._decoder, tokens.take([*prompts, *following]), sequel)
+                    states_XD = _at_once(self._decoder, tokens.take([*start, *following]), sequel)
                 else:
                     states_XD = prefix.continued(tokens.take(following), sequel)
                 predicting_N = torch.tensor(sequel.predicting, device=self._device)
@@ -119,7 +124,7 @@ class _Sequel:
 
     def __init__(self, prompts: Sequence[tuple[int, ...]], passages: list[Passage]) -> None:
         numbers = {prompt: number for number, prompt in enumerate(prompts)}
-        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.prompts, self.prompt_lengths = prompts, [len(prompt) for prompt in prompts]
         self.prompt_of = [numbers[passage.prompt_ids] for passage in passages]
         self.lengths = [len(passage.completion_ids) - 1 for passage in passages]
         self.predicting: list[int] = []
@@ -134,9 +139,9 @@ class _Sequel:
 
 def _at_once(decoder: PackedDecoder, embedded_ND: Tensor, sequel: _Sequel) -> Tensor:
     """The states at the ends of the prompts and of all that follows them, in one pass."""
-    device, pattern = embedded_ND.device, Prompts(sequel.prompt_lengths, embedded_ND.device)
+    device, pattern = embedded_ND.device, _pattern(sequel.prompts, embedded_ND.device)
     positions_N = torch.cat([pattern.positions_N, sequel.positions(device)])
-    wanted_X = torch.cat([pattern.lasts_I, torch.arange(pattern.grid.tokens, len(positions_N), device=device)])
+    wanted_X = torch.cat([pattern.lasts_I, torch.arange(pattern.tokens, len(positions_N), device=device)])
     if not any(sequel.lengths):
         return decoder(embedded_ND, positions_N, pattern, wanted_X)
     following = completions(sequel.lengths, sequel.prompt_of, pattern)
@@ -163,12 +168,12 @@ class _Leaves:
 class _Tokens(_Leaves):
     """The batch's tokens, embedded together: an embedding's gradient is as large as the vocabulary, and is computed once."""
 
-    def __init__(self, table: Any, texts: Sequence[tuple[int, ...]], device: torch.device) -> None:
+    def __init__(self, table: Any, texts: Sequence[Sequence[int]], device: torch.device) -> None:
         super().__init__()
         self._embedded_ND = self.leaf(table(torch.tensor([token for text in texts for token in text], device=device)))
         self._taken = 0
 
-    def take(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
+    def take(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """The embeddings of the next texts."""
         first, self._taken = self._taken, self._taken + sum(map(len, texts))
         return self._embedded_ND[first : self._taken]
@@ -179,7 +184,7 @@ class _Prefix(_Leaves):
 
     def __init__(self, decoder: PackedDecoder, embedded_ND: Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        self._decoder, self._prompts = decoder, Prompts([len(prompt) for prompt in prompts], embedded_ND.device)
+        self._decoder, self._prompts = decoder, _pattern(prompts, embedded_ND.device)
         self._lasts_ID = self.leaf(decoder(embedded_ND, self._prompts.positions_N, self._prompts, self._prompts.lasts_I))
         self._prompts.keys = {layer: self.leaf(keys) for layer, keys in self._prompts.keys.items()}
         self._prompts.values = {layer: self.leaf(values) for layer, values in self._prompts.values.items()}
@@ -192,25 +197,37 @@ class _Prefix(_Leaves):
         return torch.cat([self._lasts_ID, self._decoder(embedded_ND, sequel.positions(embedded_ND.device), pattern)])
 
 
+def _pattern(prompts: Sequence[tuple[int, ...]], device: torch.device) -> Prompts:
+    return Prompts([len(prompt) for prompt in prompts], device, shared_start(prompts))
+
+
 def packed_cut(passages: Sequence[Passage], token_budget: int) -> list[tuple[list[tuple[int, ...]], list[list[int]]]]:
     """Groups of distinct prompts, and for each group its passages in parts, by number."""
-    groups = prompt_groups(passages, token_budget // 2)
-    return [(list(group), list(completion_cut(group, passages, token_budget - sum(map(len, group))))) for group in groups]
+    cut = []
+    for group in prompt_groups(passages, token_budget // 2):
+        prompts = list(group)
+        tokens = sum(map(len, shared_once(prompts, shared_start(prompts))))
+        cut.append((prompts, list(completion_cut(group, passages, token_budget - tokens))))
+    return cut
 
 
 def prompt_groups(passages: Sequence[Passage], room: int) -> list[dict[tuple[int, ...], list[int]]]:
-    """Distinct prompts with the numbers of their passages, in groups of at most `room` prompt tokens but at least one prompt."""
+    """Distinct prompts with the numbers of their passages, in groups of at most `room` prompt tokens but at least one prompt.
+
+    Tokens with which all prompts begin count once a group.
+    """
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, passage in enumerate(passages):
         rows_of.setdefault(passage.prompt_ids, []).append(row)
     groups: list[dict[tuple[int, ...], list[int]]] = []
-    used = 0
+    used, shared = 0, shared_start(list(rows_of))
     for prompt in sorted(rows_of, key=len, reverse=True):
-        if not groups or used + len(prompt) > room:
+        rest = len(prompt) - shared
+        if not groups or used + rest > room:
             groups.append({})
-            used = 0
+            used = shared
         groups[-1][prompt] = rows_of[prompt]
-        used += len(prompt)
+        used += rest
     return groups
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_swarm.learning.engine import logits
 from rl_swarm.learning.engine.architecture import accepted_arguments
-from rl_swarm.learning.engine.attention import Growing, PackedDecoder, Prompts
+from rl_swarm.learning.engine.attention import Growing, PackedDecoder, Prompts, shared_once, shared_start
 from rl_swarm.learning.engine.lean import FrozenDecoder, LeanDecoder
 
 
@@ -91,9 +91,9 @@ class PackedBatch:
     def __init__(self, sampler: Sampler, decoder: PackedDecoder, prompts: Sequence[Sequence[int]], group_size: int) -> None:
         self._decoder = decoder
         self._table, self._head = sampler.model.get_input_embeddings(), sampler.model.get_output_embeddings()
-        lengths = [len(prompt) for prompt in prompts]
-        read = Prompts(lengths, sampler.device)
-        ids_N = torch.tensor([token for prompt in prompts for token in prompt], device=sampler.device)
+        lengths, shared = [len(prompt) for prompt in prompts], shared_start(prompts)
+        read = Prompts(lengths, sampler.device, shared)
+        ids_N = torch.tensor([token for text in shared_once(prompts, shared) for token in text], device=sampler.device)
         hidden_ID = decoder(self._table(ids_N), read.positions_N, read, read.lasts_I)
         self.logits_MV = self._head(hidden_ID).repeat_interleave(group_size, dim=0)
         self._rows = Growing(read, group_size, sampler.max_new_tokens)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_swarm.learning.engine import attention
-from rl_swarm.learning.engine.attention import Completions, Prompts, ShortCompletions, completions
+from rl_swarm.learning.engine.attention import LEAST_SHARED, Completions, Prompts, ShortCompletions, completions, shared_start
 from rl_swarm.learning.engine.grid import Grid
 from rl_swarm.learning.engine.lean import FrozenDecoder, LeanDecoder
 from tests.support.tiny_models import policy
@@ -75,3 +75,20 @@ def test_a_frozen_decoder_computes_the_same(architecture: str, texts: int) -> No
         for decoder in (made.decoder, frozen):
             some = decoder(embedded, positions, Prompts([2] * texts, CPU), wanted)
             torch.testing.assert_close(some, expected[wanted], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rests", "shared"),
+    [
+        ([[1], [2]], 0),  # begin with nothing else in common
+        ([[], [1]], -1),  # one is the beginning of the other, and keeps its last token
+        ([[1, 2], [1, 3], [1, 2, 3]], 1),
+        ([[1, 2]], None),  # a single prompt shares nothing
+    ],
+)
+def test_what_prompts_begin_with_is_shared_where_it_pays(rests: list[list[int]], shared: int | None) -> None:
+    def found(length: int) -> int:
+        return shared_start([[7] * length + rest for rest in rests])
+
+    assert found(2 * LEAST_SHARED) == (0 if shared is None else 2 * LEAST_SHARED + shared)
+    assert found(LEAST_SHARED - 2) == 0, "so few tokens are not worth it"

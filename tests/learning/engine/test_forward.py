@@ -8,7 +8,7 @@ import torch
 
 from rl_swarm.learning.engine import attention, forward
 from rl_swarm.learning.engine.architecture import has_plain_head, packed_decoder
-from rl_swarm.learning.engine.attention import HostedDecoder
+from rl_swarm.learning.engine.attention import LEAST_SHARED, HostedDecoder, shared_start
 from rl_swarm.learning.engine.forward import PackedReader, PaddedReader, Passage, Reader, make_reader, packed_cut, padded_cut
 from rl_swarm.learning.engine.lean import LARGE_WEIGHT, LeanDecoder, product
 from rl_swarm.learning.policy import Policy
@@ -86,6 +86,16 @@ def test_long_completions_are_read_alike(architecture: str, token_budget: int, m
     check_against_the_textbook(architecture, packed, token_budget)
 
 
+@pytest.mark.parametrize("token_budget", [1 << 16, 24, 1])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_prompts_that_begin_alike_are_read_alike(architecture: str, token_budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LEAST_SHARED", 3)
+    begun = [Passage((9, 8, 7, 6, *passage.prompt_ids), passage.completion_ids) for passage in PASSAGES]
+    monkeypatch.setitem(globals(), "PASSAGES", begun)
+    assert shared_start([passage.prompt_ids for passage in begun]) == 4
+    check_against_the_textbook(architecture, packed, token_budget)
+
+
 def check_against_the_textbook(architecture: str, reader_of: Callable[[Policy], Reader], token_budget: int) -> None:
     made, textbook = policy(architecture, temperature=0.7), policy(architecture, temperature=0.7)
     found = read(reader_of(made), token_budget)
@@ -130,6 +140,13 @@ def test_every_prompt_goes_through_the_model_once(monkeypatch: pytest.MonkeyPatc
     twice = [Passage((1, 2, 3), (4, 5, 6)), Passage((1, 2, 3), (6, 5, 4))]
     assert len(list(packed(made).parts(twice, 6))) == 2
     assert seen == [3, 2, 2], "the prompt, then the completions in two parts"
+    seen.clear()
+    start = tuple([1, 2] * LEAST_SHARED)
+    alike = [Passage((*start, 3, 4), (5,)), Passage((*start, 4), (5, 6)), Passage((*start, 4), (6, 7, 8))]
+    enough = 2 * (len(start) + 2 + 1)  # half of it is for prompts
+    assert len(list(packed(made).parts(alike, enough))) == 1
+    assert seen == [len(start) + 2 + 1 + 3], "what the prompts begin with, the rest of each, and 3 completion tokens"
+    assert len(list(packed(made).parts(alike, enough - 1))) == 2, "one prompt after the other"
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 256, 257])
