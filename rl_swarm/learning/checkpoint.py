@@ -22,7 +22,7 @@ import torch
 from rl_swarm.errors import CheckpointError, OtherModel, StoreError
 from rl_swarm.learning.archive import check_archive
 
-SCHEMA = 1
+SCHEMA = 2
 KEPT = 2  # checkpoints of a node, on its disk and in the store
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 64 << 20  # the node's own state is below 1 MB, the names and places of ten thousand tensors below 30

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_swarm.learning.engine.forward import Passage, Reading
 from rl_swarm.learning.grpo import masked_row_sums
+from rl_swarm.learning.trust import Trust
 from rl_swarm.rollout import Completion
 
 MOST_NATS_PER_TOKEN = 20.0  # a uniform choice among 485 million tokens: nobody samples below that on average
@@ -26,6 +27,7 @@ class ScoredPassage(Passage):
     completion: Completion
     advantage: float
     whole: bool
+    author: str = ""
 
     @property
     def external(self) -> bool:
@@ -34,7 +36,10 @@ class ScoredPassage(Passage):
 
 
 class Correction:
-    """`none`, the paper's rule: external completions count like own ones."""
+    """`none`, the paper's rule: external completions count like own ones. `trust` says what is known about their authors."""
+
+    def __init__(self) -> None:
+        self.trust = Trust()
 
     def may_count(self, passage: ScoredPassage) -> bool:
         """Whether the passage might count at all."""
@@ -82,15 +87,18 @@ def claimed_logprob(passage: ScoredPassage) -> float:
     return float(claim)
 
 
-@dataclass(frozen=True)
 class Guarded(Correction):
-    """Weight 1 for completions that have a positive advantage, are whole, and are plausible to this policy. Believes no claim.
+    """Weight 1 for completions that have a positive advantage, are whole, are plausible to this policy, and whose author it trusts.
+    Believes no claim.
 
     External completions never teach what to avoid: crafted text would have good things avoided. One that had to be cut teaches
-    nothing: its reward may be for the part that is missing.
+    nothing: its reward may be for the part that is missing. An author of absurd text teaches nothing at all: the few completions
+    that pass would make the others plausible in the end.
     """
 
-    vocabulary: int
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
 
     def may_count(self, passage: ScoredPassage) -> bool:
         return not passage.external or passage.advantage > 0
@@ -99,7 +107,7 @@ class Guarded(Correction):
         return passage.external and not passage.whole
 
     def _external_weights(self, passages: Sequence[ScoredPassage], reading: Reading) -> Tensor:
-        """1, or 0 for a completion that this policy finds absurd.
+        """1, or 0 for a completion that this policy finds absurd, or whose author has lost its trust.
 
         A token's surprise is the amount by which -log π exceeds the entropy at its place plus half of a blind guess among the whole
         vocabulary. A completion is absurd if its surprises add up to more than one blind guess for every `TOKENS_A_GUESS` tokens,
@@ -109,7 +117,12 @@ class Guarded(Correction):
         guess = math.log(self.vocabulary)
         surprises_BT = (-reading.logprobs_BT - reading.entropies_BT - guess / 2).clamp(min=0)
         allowed_B = guess * (reading.mask_BT.sum(-1) / TOKENS_A_GUESS).clamp(min=0.5)
-        return (masked_row_sums(surprises_BT, reading.mask_BT) <= allowed_B).to(reading.logprobs_BT.dtype)
+        plausible_B = masked_row_sums(surprises_BT, reading.mask_BT) <= allowed_B
+        for passage, plausible in zip(passages, plausible_B.tolist(), strict=True):
+            if passage.external:
+                self.trust.note(passage.author, plausible)
+        trusted_B = reading.mask_BT.new_tensor([self.trust.trusted(passage.author) for passage in passages])
+        return plausible_B * trusted_B
 
 
 def make_correction(name: str, vocabulary: int) -> Correction:

@@ -17,6 +17,7 @@ from rl_swarm.learning.corrections import ScoredPassage, make_correction
 from rl_swarm.learning.engine.architecture import activation_bytes
 from rl_swarm.learning.engine.forward import Reading, make_reader
 from rl_swarm.learning.policy import Policy, out_of_memory
+from rl_swarm.learning.trust import check_evidence
 from rl_swarm.learning.weights import check_moments, check_random, check_weights, trainable
 from rl_swarm.rollout import Rollout
 
@@ -116,6 +117,7 @@ class Trainer:
             "rng": torch.get_rng_state(),
             "policy_version": self.policy_version,
             "threads": torch.get_num_threads(),
+            "authors": dict(self._correction.trust.evidence),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -125,7 +127,7 @@ class Trainer:
         The optimizer's settings stay this trainer's, so that a restart can change the learning rate.
         """
         own = trainable(self._policy.model)
-        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version", "threads"}:
+        if not isinstance(state, dict) or not state.keys() >= {"model", "optimizer", "rng", "policy_version", "threads", "authors"}:
             raise CheckpointError("it has no trainer state")
         version, threads = state["policy_version"], state["threads"]
         if type(version) is not int or not 0 <= version <= MOST_UPDATES:
@@ -134,7 +136,7 @@ class Trainer:
             raise CheckpointError(f"its number of threads is not between 1 and {MOST_THREADS}")
         weights = check_weights(state["model"], own, self._policy.name)
         moments = check_moments(state["optimizer"], weights, own, version)
-        random_state = check_random(state["rng"])
+        random_state, evidence = check_random(state["rng"]), check_evidence(state["authors"])
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
@@ -146,6 +148,7 @@ class Trainer:
         self._optimizer.load_state_dict({"state": copies, "param_groups": self._optimizer.state_dict()["param_groups"]})
         torch.set_rng_state(random_state)
         self._use_threads(threads)
+        self._correction.trust.evidence = evidence
         self.policy_version = version
 
     def _accumulate(self, passages: list[ScoredPassage], tokens: int) -> dict[str, float]:
@@ -157,11 +160,13 @@ class Trainer:
         while True:
             # On a CPU, gradients keep their memory: freed and allocated again, it would end up among the activations.
             self._optimizer.zero_grad(set_to_none=self._policy.device.type != "cpu")
+            self._correction.trust.begin()
             try:
                 figures: dict[str, float] = {}
                 for rows, reading in self._reader.parts(passages, self._token_budget):
                     for name, value in self._backward([passages[row] for row in rows], reading, tokens).items():
                         figures[name] = figures.get(name, 0.0) + value
+                self._correction.trust.finish()
                 return figures
             except RuntimeError as error:
                 if not out_of_memory(error):
@@ -220,5 +225,5 @@ def scored_passages(policy: Policy, rollout: Rollout) -> list[ScoredPassage]:
         ids, whole = policy.completion_ids(completion)
         if ids:
             context = tuple(policy.context_ids(prompt, completion.text))
-            passages.append(ScoredPassage(context, ids, completion, advantage, whole))
+            passages.append(ScoredPassage(context, ids, completion, advantage, whole, rollout.node_id))
     return passages

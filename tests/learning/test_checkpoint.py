@@ -18,7 +18,7 @@ import torch
 
 from rl_swarm.errors import CheckpointError, NotFound, OtherModel, Refused
 from rl_swarm.learning import archive
-from rl_swarm.learning.checkpoint import Checkpoints, Elsewhere, State, _Hashing, _write, checksum, most_bytes, read
+from rl_swarm.learning.checkpoint import SCHEMA, Checkpoints, Elsewhere, State, _Hashing, _write, checksum, most_bytes, read
 from rl_swarm.learning.trainer import Trainer
 from tests.learning.test_trainer import PEER, scored
 from tests.support.tiny_models import policy
@@ -73,7 +73,7 @@ def test_a_round_saved_again_replaces_the_first(tmp_path: Path) -> None:
 
 def test_the_file_is_a_plain_torch_file(tmp_path: Path) -> None:
     document = torch.load(save(Checkpoints(tmp_path), 4), weights_only=True)
-    assert (document["schema"], document["round"], document["node"]["cursor"]) == (1, 4, 4)
+    assert (document["schema"], document["round"], document["node"]["cursor"]) == (SCHEMA, 4, 4)
 
 
 BREAKAGES = {
@@ -195,7 +195,7 @@ def test_nothing_is_executed_on_restoring(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "owned"),)
 
     with open(tmp_path / "round_000001.pt", "wb") as file:
-        _write({"schema": 1, "round": 1, "node": Hostile(), "trainer": {}}, file)
+        _write({"schema": SCHEMA, "round": 1, "node": Hostile(), "trainer": {}}, file)
     number, skipped = restored(tmp_path)
     assert number is None
     assert "its pickle names 'posix mkdir'" in skipped[0]
@@ -204,7 +204,7 @@ def test_nothing_is_executed_on_restoring(tmp_path: Path) -> None:
 
 def test_another_schema_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(Checkpoints(tmp_path), 1)
-    monkeypatch.setattr("rl_swarm.learning.checkpoint.SCHEMA", 2)
+    monkeypatch.setattr("rl_swarm.learning.checkpoint.SCHEMA", SCHEMA + 1)
     assert restored(tmp_path) == (None, ["round_000001.pt: it is not a checkpoint of this version"])
     with open(tmp_path / "round_000002.pt", "wb") as file:
         _write({"schema": 2, "round": 2}, file)
@@ -251,7 +251,7 @@ def test_a_name_that_says_another_round_is_refused(tmp_path: Path) -> None:
     assert restored(tmp_path) == (None, ["round_000900.pt: its name says round 900, its content does not"])
     for wrong in (True, 1.0, "1", None, [1]):
         with open(tmp_path / "round_000001.pt", "wb") as file:
-            _write({"schema": 1, "round": wrong, "node": {}, "trainer": {}}, file)
+            _write({"schema": SCHEMA, "round": wrong, "node": {}, "trainer": {}}, file)
         assert restored(tmp_path)[0] is None
 
 
@@ -364,7 +364,7 @@ def test_a_pickle_with_calls_that_no_checkpoint_needs_is_never_executed(
     make, reason = BOMBS[bomb]
     monkeypatch.setattr(archive, "MOST_PICKLE_STEPS", 20_000)  # a hundredth, to be quick
     with open(tmp_path / "round_000001.pt", "wb") as file:
-        _write({"schema": 1, "round": 1, "node": make(), "trainer": {}}, file)
+        _write({"schema": SCHEMA, "round": 1, "node": make(), "trainer": {}}, file)
     monkeypatch.setattr(torch, "load", lambda *parts, **more: pytest.fail("torch opened it"))
     with pytest.raises(CheckpointError, match=re.escape(reason)):
         read(tmp_path / "round_000001.pt", 1)
@@ -391,7 +391,7 @@ def test_what_a_pickle_says_of_a_tensor_beyond_its_record_is_not_believed(lie: s
     """Loaded into memory, torch takes the pickle's word for the size of a storage, and reads what lies behind it."""
     path = tmp_path / "round_000001.pt"
     with open(path, "wb") as file:
-        _write({"schema": 1, "round": 1, "node": {}, "trainer": torch.zeros(300, 500)}, file)
+        _write({"schema": SCHEMA, "round": 1, "node": {}, "trainer": torch.zeros(300, 500)}, file)
     with zipfile.ZipFile(path) as whole:
         members = {name.removeprefix("archive/"): whole.read(name) for name in whole.namelist()}
     true, false = LIES[lie]

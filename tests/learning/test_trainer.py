@@ -150,6 +150,26 @@ def test_guarded_takes_of_peers_what_was_better_and_is_not_absurd() -> None:
     same(gradient(made, [*own, peer], trainer=trainer), plain_gradient(made, [*own, peer], weights))
 
 
+def test_guarded_learns_nothing_from_an_author_who_mostly_writes_what_is_absurd() -> None:
+    made = policy(max_new_tokens=40)
+    trainer = trainer_of(made, "guarded")
+    trainer._correction = Guarded(10**9)  # nothing is absurd any more
+    trainer._correction.trust.evidence = {PEER.node_id: (16.0, 1.0)}
+    other = replace(PEER, node_id="other")
+    same(gradient(made, [*scored(made), PEER, other], trainer), gradient(made, [*scored(made), other], trainer_of(made, "guarded")))
+
+
+def test_what_the_guard_finds_is_evidence_about_authors() -> None:
+    made = policy(max_new_tokens=40)
+    trainer, peer = discounting(made, "guarded")
+    paid = sum(completion.reward > 0 for completion in peer.completions)
+    trainer.update([*scored(made), peer])
+    assert trainer.state()["authors"] == {peer.node_id: (float(paid), 0.0)}, "own completions are not judged, nor what cannot count"
+    restored = trainer_of(policy(max_new_tokens=40), "guarded")
+    restored.restore(trainer.state())
+    assert restored.state()["authors"] == trainer.state()["authors"]
+
+
 def test_guarded_learns_nothing_from_what_had_to_be_cut() -> None:
     """Paid was the whole text; the part that this policy could write has not even the answer."""
     made = policy()
@@ -548,6 +568,7 @@ HOSTILE: dict[str, tuple[Callable[[dict], object], str]] = {
     "a version beyond reason": (lambda state: state.update(policy_version=10**12), "policy version"),
     "no threads": (lambda state: state.update(threads=0), "number of threads"),
     "threads that are true": (lambda state: state.update(threads=True), "number of threads"),
+    "evidence about nobody": (lambda state: state.update(authors=None), "evidence about authors"),
     "threads beyond reason": (lambda state: state.update(threads=10**6), "number of threads"),
 }
 
