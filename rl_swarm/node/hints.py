@@ -16,7 +16,7 @@ class Hints:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._fruitless_rounds = self._discounted_rounds = 0
+        self._fruitless_rounds = self._fruitless_rollouts = self._discounted_rounds = 0
         self._patience = FRUITLESS_ROLLOUTS
 
     def after(self, row: Round) -> Iterator[News]:
@@ -25,12 +25,12 @@ class Hints:
 
     def _fruitless(self, row: Round) -> Iterator[News]:
         if row.informative:
-            self._fruitless_rounds, self._patience = 0, FRUITLESS_ROLLOUTS
+            self._fruitless_rounds, self._fruitless_rollouts, self._patience = 0, 0, FRUITLESS_ROLLOUTS
             return
         self._fruitless_rounds += 1
-        rollouts = self._fruitless_rounds * self.config.own_count
-        if rollouts >= self._patience:
-            self._patience = 2 * rollouts
+        self._fruitless_rollouts += row.own_wanted
+        if self._fruitless_rollouts >= self._patience:
+            self._patience = 2 * self._fruitless_rollouts
             rounds = counted(self._fruitless_rounds, "round")
             line = (
                 f"nothing was informative for {rounds}: all completions of a question got the same reward, so there is no "

@@ -18,6 +18,7 @@ from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError, EndedAtOnce
 from rl_swarm.learning.schedule import rate_share
+from rl_swarm.node.adaptive import Remembered, adapted, remembered
 from rl_swarm.node.hints import Hints
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
@@ -77,6 +78,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     played: Count
     evaluated_at: Count
     max_rounds: Count
+    past: Remembered
 
 
 class RoundLeft(Exception):
@@ -104,6 +106,7 @@ class Worker:
         self.push = push
         self._hints = Hints(config)
         self._played = 0  # rounds, those before a checkpoint included
+        self._past: Remembered = ()  # the last of them
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = self._evaluated_at = 0
         self._next_word = 0.0  # when a checkpoint is worth a line again
@@ -141,14 +144,14 @@ class Worker:
 
     def play(self, number: int) -> None:
         """Play one round: draw, answer, publish, gather, update, submit, record."""
-        watch = Stopwatch(self.clock)
+        watch, (own_count, external_count) = Stopwatch(self.clock), self._counts()
         self.journal.progress("round_start", number)
         self._step("generating", number)
-        self.swarm.prepare(number, STAGE, self.config.external_count, self._chooser(number))
-        own = self._answer(self.tasks.draw(self.config.own_count), number, watch)
+        self.swarm.prepare(number, STAGE, external_count, self._chooser(number))
+        own = self._answer(self.tasks.draw(own_count), number, watch)
 
         self._step("gathering", number)
-        external = self.swarm.gather(number, STAGE, self.config.external_count, self._chooser(number))
+        external = self.swarm.gather(number, STAGE, external_count, self._chooser(number))
         watch.lap("store")
 
         self._step("training", number)
@@ -158,7 +161,13 @@ class Worker:
         rewards = rewards_of(own)
         self.swarm.submit(number, STAGE, fmean(rewards), len(rewards))
         watch.lap("store")
-        self._record(number, learnt | own_figures(own) | batch_figures(own, external, number), watch)
+        wanted = {"own_wanted": own_count, "external_wanted": external_count}
+        self._record(number, wanted | learnt | own_figures(own) | batch_figures(own, external, number), watch)
+
+    def _counts(self) -> tuple[int, int]:
+        """I and J of the next round."""
+        own, external = self.config.own_count, self.config.external_count
+        return adapted(own, external, self._past) if self.config.adaptive else (own, external)
 
     def _rate_share(self, number: int) -> float:
         return rate_share(self.config.schedule, number, self.config.max_rounds, self.trainer.policy_version)
@@ -191,8 +200,8 @@ class Worker:
         config, exchange_figures = self.config, dict(self.swarm.figures(number))
         watch.move("store", "score", exchange_figures.pop("checking_seconds", 0.0))
         self.journal.say(
-            f"round {number}: reward {measured['reward']:.3f}, own {measured['own_used']}/{config.own_count}, "
-            f"external {measured['external_used']}/{config.external_count}, {sum(watch.seconds.values()):.1f} s"
+            f"round {number}: reward {measured['reward']:.3f}, own {measured['own_used']}/{measured['own_wanted']}, "
+            f"external {measured['external_used']}/{measured['external_wanted']}, {sum(watch.seconds.values()):.1f} s"
         )
         row = Round(
             **measured,
@@ -203,14 +212,13 @@ class Worker:
             experiment=self.journal.layout.experiment_name,
             round=number,
             stage=STAGE,
-            own_wanted=config.own_count,
-            external_wanted=config.external_count,
             group_size=config.group_size,
             policy_version=self.trainer.policy_version,
             tasks_total=dict(self.tasks.counters),
             seconds=watch.seconds,
             tokens_per_s=measured["tokens"] / max(watch.seconds["generate"], 1e-9),
         )
+        self._past = remembered(self._past, row)
         self.journal.round_done(row)
         self.journal.tell([*self._hints.after(row), *self.swarm.news()])
 
@@ -269,7 +277,7 @@ class Worker:
             self.tasks.restore(before[0])
             self.swarm.restore(before[1])
             raise
-        self._played, self._evaluated_at, self._saved_at = state.played, state.evaluated_at, number
+        self._played, self._evaluated_at, self._saved_at, self._past = state.played, state.evaluated_at, number, state.past
         self._tell_new_end(number, state.max_rounds)
 
     def _tell_new_end(self, number: int, former: int) -> None:
@@ -306,6 +314,7 @@ class Worker:
             "played": self._played,
             "evaluated_at": self._evaluated_at,
             "max_rounds": self.config.max_rounds,
+            "past": msgspec.to_builtins(self._past),
         }
         self._boundary = (number, node_state)
 

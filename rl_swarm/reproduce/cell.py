@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from rl_swarm.node.local import claim
 from rl_swarm.node.worker import Worker
 from rl_swarm.processes.stopping import Stop, launcher_of, watching_launcher
 from rl_swarm.randomness import generator
-from rl_swarm.reproduce.plan import QUANTISED, Cell, Split
+from rl_swarm.reproduce.plan import QUANTISED, Cell
 from rl_swarm.reproduce.results import SAVED, Answers, CellResult, code_digest, save
 from rl_swarm.rollout import Question
 from rl_swarm.runs import progress
@@ -44,9 +43,7 @@ if TYPE_CHECKING:
 
 LAYOUT = Layout("reproduce")
 QUANTISED_LEVELS = 7  # on either side of zero: four bits
-LOOKED_BACK = 10  # rounds over which an adaptive node measures how often its own rollouts are informative
 SHOWN_ANSWERS = 8  # held-out questions whose answers before and after are kept
-LEAST_OWN = 2  # with fewer own rollouts, a node could not tell how it is doing
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -66,20 +63,6 @@ class _Saved(msgspec.Struct, frozen=True):
     seconds: float
     counts: dict[str, int]
     code: str
-
-
-def adapted(split: Split, informative: Sequence[float], peers: int) -> Split:
-    """The next split of a node, from the shares of its own rollouts that were informative in each round so far.
-
-    I is as small as the swarm allows to find enough: I · share · peers = J. While almost nothing is informative every node
-    explores; when much is, it leaves most of the writing to its peers. I + J stays the same.
-    """
-    recent = informative[-LOOKED_BACK:]
-    if not recent or not peers:
-        return split
-    own = round(split.total / (1 + peers * sum(recent) / len(recent)))
-    own = min(max(own, LEAST_OWN), split.total)
-    return Split(own, split.total - own)
 
 
 def run_cell(
@@ -109,11 +92,7 @@ def run_cell(
                 _save(members, place, _Saved(number, start, spent + last_saved - began, dict(store.counts), code_digest()))
             order = list(members)
             generator(cell.seed, "order", number).shuffle(order)
-            for node, worker in order:
-                if cell.arm.adaptive and number:  # there is nothing to adapt to before the first round
-                    shares = [row.own_used / row.own_wanted for row in _records(node) if row.round < number]
-                    split = adapted(cell.arm.split, shares, len(members) - 1)
-                    worker.config = replace(worker.config, own_count=split.own, external_count=split.external)
+            for _, worker in order:
                 worker.play(number)
             after_round(number + 1)
         answers = [

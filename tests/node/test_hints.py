@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rl_swarm.config import Config
 from rl_swarm.node.hints import DISCOUNTED_ROUNDS, Hints
@@ -12,8 +13,9 @@ from tests.support.rows import record
 
 
 def told(rows: list[Round], **settings: Any) -> list[News]:
-    hints = Hints(Config(**settings))
-    return [news for row in rows for news in hints.after(row)]
+    config = Config(**settings)
+    hints = Hints(config)
+    return [news for row in rows for news in hints.after(structs.replace(row, own_wanted=config.own_count))]
 
 
 @pytest.mark.parametrize(("own", "rounds"), [(8, [5, 10, 20, 40]), (4, [10, 20, 40]), (64, [1, 2, 4, 8, 16, 32])])

@@ -18,7 +18,6 @@ from rl_swarm.config import SETTINGS, load
 from rl_swarm.errors import ConfigError
 from rl_swarm.reproduce import results
 from rl_swarm.reproduce.analysis import analyse, kept, rounds_to, sentences
-from rl_swarm.reproduce.cell import adapted
 from rl_swarm.reproduce.command import Shown, Wanted, chosen_preset, given_settings, sentence, show_pilot
 from rl_swarm.reproduce.elsewhere import read_experiments
 from rl_swarm.reproduce.permutation import least_p, permutation_p, verdict
@@ -78,16 +77,6 @@ def test_a_split_is_read_as_people_write_it() -> None:
     for wrong in ("4/4", "8/0,4/0"):
         with pytest.raises(ConfigError, match="without sharing"):
             parse_splits(wrong)
-
-
-def test_an_adaptive_node_explores_while_little_is_informative_and_shares_when_much_is() -> None:
-    first = Split(4, 4)
-    assert adapted(first, [], 7) == first
-    assert adapted(first, [0.5], 0) == first, "nobody to take from"
-    assert adapted(first, [0.0] * 5, 7) == Split(8, 0)
-    assert adapted(first, [1 / 7] * 3, 7) == first, "I · share · peers = J"
-    assert adapted(first, [1.0] * 3, 7) == Split(2, 6)
-    assert adapted(first, [0.0] * 50 + [1.0] * 10, 7) == Split(2, 6), "only the last rounds count"
 
 
 # The plan
