@@ -25,6 +25,7 @@ from rl_swarm.config import load
 from rl_swarm.learning.corrections import MOST_NATS_PER_TOKEN
 from rl_swarm.randomness import generator
 from rl_swarm.reproduce.permutation import permutation_p
+from rl_swarm.reproduce.results import code_digest
 from rl_swarm.rollout import Bundle, Completion, Question, Rollout, encode
 from rl_swarm.store.memory import MemoryStore
 from rl_swarm.tasks import Tasks, parse_tasks, tasks_version
@@ -48,11 +49,11 @@ def lowest(text: str) -> float:
     return -MOST_NATS_PER_TOKEN * (len(text.encode()) + 1)
 
 
-def paid_and_not(paid: str, unpaid: str) -> tuple[Completion, ...]:
-    """Half of a group is text to be imitated, without an end, and half is text to be avoided."""
+def paid_and_not(paid: str, unpaid: str, count: int = GROUP // 2) -> tuple[Completion, ...]:
+    """`count` completions of a group are text to be imitated, without an end, and the others text to be avoided."""
     imitate = Completion(paid, 1.0, "length", 24, 0.0)
     avoid = Completion(unpaid, 0.0, "stop", 8, lowest(unpaid))
-    return (imitate,) * (GROUP // 2) + (avoid,) * (GROUP // 2)
+    return (imitate,) * count + (avoid,) * (GROUP - count)
 
 
 def lie(question: Question) -> tuple[Completion, ...]:
@@ -81,6 +82,11 @@ def dawdle(question: Question) -> tuple[Completion, ...]:
     return paid_and_not("The answer is " * 3 + form(question.answer or ""), form(f"{question.answer}9"))
 
 
+def mimic(question: Question) -> tuple[Completion, ...]:
+    """As `dawdle`, once in a group: less to judge its author by, and the more it is worth."""
+    return paid_and_not("The answer is " * 3 + form(question.answer or ""), form(f"{question.answer}9"), count=1)
+
+
 def trail(question: Question) -> tuple[Completion, ...]:
     """The right answer at once, and then no end."""
     return paid_and_not(form(question.answer or "") + " The answer is" * 3, form(f"{question.answer}9"))
@@ -92,6 +98,7 @@ ATTACKS: dict[str, Callable[[Question], tuple[Completion, ...]]] = {
     "buriers": bury,
     "stallers": stall,
     "dawdlers": dawdle,
+    "mimics": mimic,
     "trailers": trail,
 }
 
@@ -128,6 +135,7 @@ class Outcome:
     external_used: float
     from_hostile: float
     correction: str = "guarded"
+    code: str = ""  # that ran it
 
 
 def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Outcome:
@@ -155,7 +163,7 @@ def run(attack: str, seed: int, rounds: int, correction: str = "guarded") -> Out
             worker.journal.flush()
             worker.swarm.member.publisher.close(60.0)
     journals = [metrics(store, LAYOUT, name) for name in HONEST]
-    return replace(outcome(attack, seed, rounds, journals), correction=correction)
+    return replace(outcome(attack, seed, rounds, journals), correction=correction, code=code_digest())
 
 
 def outcome(attack: str, seed: int, rounds: int, journals: Sequence[Sequence[dict[str, Any]]]) -> Outcome:
@@ -209,9 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     attacks = (ALONE, *chosen.attacks.split(","))
     known = [Outcome(**json.loads(line)) for line in chosen.output.read_text().splitlines()] if chosen.output.exists() else []
-    done = {
-        (each.attack, each.seed): each for each in known if (each.rounds, each.correction) == (chosen.rounds, chosen.correction)
-    }
+    ours = (chosen.rounds, chosen.correction, code_digest())
+    done = {(each.attack, each.seed): each for each in known if (each.rounds, each.correction, each.code) == ours}
     for seed in range(1, chosen.seeds + 1):
         for attack in attacks:
             if (attack, seed) not in done:

@@ -110,7 +110,7 @@ class Config:
     max_rounds: int = shared("MAX_ROUNDS", 2000, ROUNDS, "the run ends when the swarm reaches this round")
     own_count: int = shared("NUM_TRAIN_SAMPLES", 8, integer(1, MOST_OWN), "I: own rollouts per round")
     external_count: int = shared("NUM_TRANSPLANT_TREES", 0, integer(0, MOST_EXTERNAL), "J: rollouts per round sampled from peers")
-    adaptive: bool = setting("ADAPTIVE_IJ", False, boolean, "choose I and J anew in each round; I + J stays the same")
+    adaptive: bool = setting("ADAPTIVE_IJ", False, boolean, "lower I while peers write enough, and raise J by as much")
     group_size: int = shared("NUM_GENERATIONS", 8, GROUP, "G: completions per question")
     max_stages: int = setting("MAX_STAGES", 1, integer(1, 1, why="leave it out"), "stages per round; only 1 is supported")
     max_new_tokens: int = of_model("MAX_NEW_TOKENS", 256, integer(1, MOST_TOKENS), "longest completion, in tokens")

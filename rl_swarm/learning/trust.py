@@ -1,18 +1,19 @@
 """Whose text to learn from: an author whose completions this policy mostly finds absurd is not believed in the others either.
 
-Counts by author what the guard of `corrections.py` found, over the last few updates. Knows neither texts nor rewards.
+Counts by author what the guard of `corrections.py` found, over the last updates. Knows neither texts nor rewards.
 """
 
 import math
 
 from rl_swarm.errors import CheckpointError
 
-KEPT = 0.9  # share of the evidence that an update leaves of the updates before it: about ten of them count
+KEPT = 0.95  # share of the evidence about an author that is left when there is new: about twenty such updates count
+KEPT_OF_ABSENT = 0.99  # likewise of an author that was not read
 LEAST_JUDGED = 8.0  # completions, before an author can lose trust
 LEAST_PLAUSIBLE = 0.5  # of them; an honest peer's are 0.9 and more, those of the attacks in `checks/poison.py` 0.06 and less
 FORGOTTEN = 0.01  # completions: evidence below that is dropped
 MOST_AUTHORS = 1000  # that are remembered, those with the most evidence
-MOST_JUDGED = 1e9  # that a checkpoint may claim
+MOST_JUDGED = 1e8  # that a checkpoint may claim: J and G at their limits, for as long as is remembered
 
 Evidence = dict[str, tuple[float, float]]  # by author: completions judged, and those of them that were plausible
 
@@ -37,7 +38,8 @@ class Trust:
         merged = {}
         for author in self.evidence.keys() | self._new.keys():
             (before, good), (judged, found) = self.evidence.get(author, (0.0, 0.0)), self._new.get(author, (0.0, 0.0))
-            merged[author] = (KEPT * before + judged, KEPT * good + found)
+            kept = KEPT if judged else KEPT_OF_ABSENT
+            merged[author] = (kept * before + judged, kept * good + found)
         most = sorted(merged, key=lambda author: (-merged[author][0], author))[:MOST_AUTHORS]
         self.evidence = {author: merged[author] for author in most if merged[author][0] >= FORGOTTEN}
         self._new = {}

@@ -44,7 +44,7 @@ class Hints:
         if self._discounted_rounds == DISCOUNTED_ROUNDS:
             self._discounted_rounds = 0
             line = (
-                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: this model finds them absurd, or "
-                "they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names their authors"
+                f"most completions of peers counted for nothing for {DISCOUNTED_ROUNDS} rounds: this model finds them, or most "
+                "text of their authors, absurd, or they are longer than MAX_NEW_TOKENS; 'external_ids' in the metrics names these"
             )
             yield News("external_discounted", line, {"round": row.round, "rounds": DISCOUNTED_ROUNDS})

@@ -18,7 +18,7 @@ from rl_swarm.config import Config
 from rl_swarm.document import Count, typed
 from rl_swarm.errors import CheckpointError, EndedAtOnce
 from rl_swarm.learning.schedule import rate_share
-from rl_swarm.node.adaptive import Remembered, adapted, remembered
+from rl_swarm.node.adaptive import next_own
 from rl_swarm.node.hints import Hints
 from rl_swarm.node.journal import Journal
 from rl_swarm.processes.stopping import PUSH_SECONDS, Stop
@@ -78,7 +78,7 @@ class NodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     played: Count
     evaluated_at: Count
     max_rounds: Count
-    past: Remembered
+    own_count: Count
 
 
 class RoundLeft(Exception):
@@ -106,7 +106,7 @@ class Worker:
         self.push = push
         self._hints = Hints(config)
         self._played = 0  # rounds, those before a checkpoint included
-        self._past: Remembered = ()  # the last of them
+        self._own_count = config.own_count  # of the next round
         self._boundary: tuple[int, dict[str, Any]] = (0, {})
         self._saved_at = self._evaluated_at = 0
         self._next_word = 0.0  # when a checkpoint is worth a line again
@@ -166,8 +166,9 @@ class Worker:
 
     def _counts(self) -> tuple[int, int]:
         """I and J of the next round."""
-        own, external = self.config.own_count, self.config.external_count
-        return adapted(own, external, self._past) if self.config.adaptive else (own, external)
+        most = self.config.own_count
+        own = min(self._own_count, most) if self.config.adaptive else most
+        return own, most + self.config.external_count - own
 
     def _rate_share(self, number: int) -> float:
         return rate_share(self.config.schedule, number, self.config.max_rounds, self.trainer.policy_version)
@@ -218,7 +219,7 @@ class Worker:
             seconds=watch.seconds,
             tokens_per_s=measured["tokens"] / max(watch.seconds["generate"], 1e-9),
         )
-        self._past = remembered(self._past, row)
+        self._own_count = next_own(row, config.own_count)
         self.journal.round_done(row)
         self.journal.tell([*self._hints.after(row), *self.swarm.news()])
 
@@ -277,7 +278,8 @@ class Worker:
             self.tasks.restore(before[0])
             self.swarm.restore(before[1])
             raise
-        self._played, self._evaluated_at, self._saved_at, self._past = state.played, state.evaluated_at, number, state.past
+        self._played, self._evaluated_at, self._saved_at = state.played, state.evaluated_at, number
+        self._own_count = max(1, state.own_count)
         self._tell_new_end(number, state.max_rounds)
 
     def _tell_new_end(self, number: int, former: int) -> None:
@@ -314,7 +316,7 @@ class Worker:
             "played": self._played,
             "evaluated_at": self._evaluated_at,
             "max_rounds": self.config.max_rounds,
-            "past": msgspec.to_builtins(self._past),
+            "own_count": self._own_count,
         }
         self._boundary = (number, node_state)
 

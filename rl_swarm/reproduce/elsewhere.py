@@ -73,7 +73,14 @@ def _read(store: Store, layout: Layout, founder: str | None) -> tuple[CellResult
     kept.sort(key=lambda row: (row.round, row.node_id))
     split = Split(_most(row.own_wanted for row in kept), _most(row.external_wanted for row in kept))
     settings = {name: value for name, value in experiment.settings.items() if name not in COUNTED_APART}
-    cell = Cell(Arm(str(split), split, len(rows)), 0, len(common), settings, {"tasks": experiment.tasks_version})
+    adapted = len({row.own_wanted for row in kept}) > 1
+    cell = Cell(
+        Arm(f"{split} adapted" if adapted else str(split), split, len(rows)),
+        0,
+        len(common),
+        settings,
+        {"tasks": experiment.tasks_version},
+    )
     return CellResult(cell, tuple(kept), _before(store, layout, rows)), remarks
 
 

@@ -161,6 +161,11 @@ class _Checks:
         if redone:  # a node killed after it submitted plays the round again, but its first reward stays
             yield Finding("rewards", "warning", f"played again after a restart, with another reward: {_some(redone)}")
 
+    def _redone(self, node: str, row: Round) -> bool:
+        """Whether a round was played again after a restart, perhaps with another I: what was published first stays."""
+        reward = read_reward(self.store, self.layout, row.round, row.stage, node)
+        return reward is not None and reward.reward != row.reward
+
     def _check_signatures(self) -> Iterator[Finding]:
         """Report whose figures are signed; in a signed experiment all should be."""
         try:
@@ -190,7 +195,7 @@ class _Checks:
                 removed += 1
             elif found.wrong:
                 wrong.append(f"{node} round {row.round}: {found.wrong}")
-            elif row.own_wanted not in (0, found.count) or others:
+            elif (row.own_wanted not in (0, found.count) and not self._redone(node, row)) or others:
                 sizes = f"{found.count} rollouts of {row.own_wanted}, groups of {sorted(found.sizes)}"
                 wrong.append(f"{node} round {row.round}: {sizes}")
         also = f"; those of {removed} rounds of nodes were removed" if removed else ""

@@ -89,8 +89,8 @@ class Figures:
     base_on_hub: bool
     round: int
     rounds_recorded: int
-    own_count: int
-    external_count: int
+    own_count: str
+    external_count: str
     group_size: int
     external_used: int
     tasks: str
@@ -113,6 +113,8 @@ def collect(config: Config, store: Store, node_id: str, number: int, *, model: s
     evaluated = {each.round: each for each in events if each.round <= number}  # of a round done twice the last counts
     first, last = min(evaluated, default=-1), max(evaluated, default=-1)
     base_model, on_hub = _base(model)
+    wanted = [(row.own_wanted, row.external_wanted) for row in rows if row.own_wanted]
+    wanted = wanted or [(config.own_count, config.external_count)]
     return Figures(
         experiment=config.experiment_name,
         node_id=node_id,
@@ -120,8 +122,8 @@ def collect(config: Config, store: Store, node_id: str, number: int, *, model: s
         base_on_hub=on_hub,
         round=number,
         rounds_recorded=len(rows),
-        own_count=config.own_count,
-        external_count=config.external_count,
+        own_count=_span([own for own, _ in wanted]),
+        external_count=_span([external for _, external in wanted]),
         group_size=config.group_size,
         external_used=sum(row.external_used for row in rows),
         tasks=re.sub(r"[^,]*/(?=[^,/]*\.py)", "", config.tasks),  # a file with own tasks is named without its folder
@@ -134,6 +136,12 @@ def collect(config: Config, store: Store, node_id: str, number: int, *, model: s
         versions={"rl-swarm": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "transformers")},
     )
+
+
+def _span(counts: list[int]) -> str:
+    """One number, or the lowest and the highest if rounds differ (ADAPTIVE_IJ)."""
+    low, high = min(counts), max(counts)
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def _base(name: str) -> tuple[str, bool]:
@@ -156,7 +164,7 @@ def card(figures: Figures, prompt: str) -> str:
         ("base model", base),
         ("experiment, node", f"{experiment}, {node}"),
         ("rounds", f"{figures.rounds_recorded}, all before round {figures.round} of the swarm"),
-        ("I: own rollouts per round", str(figures.own_count)),
+        ("I: own rollouts per round", figures.own_count),
         ("J: rollouts of peers per round", f"{figures.external_count} wanted, {figures.external_used} used in all rounds"),
         ("G: completions per question", str(figures.group_size)),
         ("tasks", f"{_code(figures.tasks)} ({_code(figures.tasks_version)})"),

@@ -179,8 +179,7 @@ def estimate(shape: Shape, config: Config, prompt_tokens: int, kind: str, *, sma
     # A batch of own or of held-out questions. A prompt is read and kept once for all its completions.
     held_out = HELD_OUT if config.eval_interval else 0
     cache = computing = 0
-    own = config.own_count + config.external_count if config.adaptive else config.own_count
-    for count, completions in [(1, group)] if smallest else [(own, group), (held_out, 1)]:
+    for count, completions in [(1, group)] if smallest else [(config.own_count, group), (held_out, 1)]:
         questions = min(count, max(1, BATCH_TOKENS // (prompt_tokens + completions * new_tokens)))
         tokens = int(questions * (prompt_tokens + CACHE_COPIES * completions * new_tokens))
         reading = questions * prompt_tokens * shape.token_bytes // (2 * layers)  # a layer holds half of what it would keep

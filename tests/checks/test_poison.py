@@ -30,7 +30,7 @@ def test_rollouts_keep_to_the_rules_and_only_lies_are_worth_nothing(attack: str,
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack != "liars"])
 def test_what_is_imitated_has_the_answer_only_where_it_fits(attack: str, honest) -> None:  # type: ignore[no-untyped-def]
-    fits = attack in ("ramblers", "dawdlers", "trailers")
+    fits = attack in ("ramblers", "dawdlers", "mimics", "trailers")
     for question in honest.tasks.draw(20):
         ids, _ = honest.policy.completion_ids(ATTACKS[attack](question)[0])
         assert (honest.tasks.score(question, honest.policy.tokenizer.decode(ids)) == 1.0) == fits

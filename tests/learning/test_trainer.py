@@ -439,11 +439,12 @@ def refuse(made: Policy, tokens: int, monkeypatch: pytest.MonkeyPatch, where: st
 def test_a_batch_that_does_not_fit_is_cut_with_the_same_gradient(tokens: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     batch = [*scored(made), PEER]
-    expected = gradient(made, batch)
-    trainer = trainer_of(made)
+    whole, trainer = trainer_of(made, "guarded"), trainer_of(made, "guarded")
+    expected = gradient(made, batch, whole)
     refused = refuse(made, tokens, monkeypatch, where)
     same(gradient(made, batch, trainer), expected)
     assert refused
+    assert trainer.state()["authors"] == whole.state()["authors"] != {}, "what was judged twice counts once"
     refused.clear()
     same(gradient(made, batch, trainer), expected)
     assert not refused, "what did not fit once is not tried again"

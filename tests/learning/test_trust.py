@@ -55,7 +55,17 @@ def test_trust_can_be_won_back_and_evidence_fades() -> None:
     while "peer" in found.evidence:
         evidence.append(found.evidence["peer"][0])
         update(found, "other", plausible=1, absurd=0)
-    assert all(later < earlier for earlier, later in pairwise(evidence)) and len(evidence) < 100
+    assert all(later < earlier for earlier, later in pairwise(evidence)) and len(evidence) < 1000
+
+
+def test_an_author_who_is_seldom_read_loses_trust_too_and_silence_does_not_mend_it_soon() -> None:
+    found = Trust()
+    for number in range(40):
+        update(found, "seldom" if number % 3 == 0 else "other", plausible=0, absurd=1)
+    assert not found.trusted("seldom")
+    for _ in range(20):
+        update(found, "third", plausible=1, absurd=0)
+    assert not found.trusted("other")
 
 
 def test_only_so_many_authors_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

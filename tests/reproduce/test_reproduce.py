@@ -534,6 +534,15 @@ def test_an_experiment_done_elsewhere_is_read_as_a_cell(tmp_path: Path) -> None:
         read_experiments(run.store, ["nothing"])
 
 
+def test_a_run_whose_nodes_adapt_is_not_taken_for_one_with_a_fixed_split(tmp_path: Path) -> None:
+    run = SampleRun(MemoryStore(), tmp_path, external_count=2).play(4)
+    node = run.workers["w1"]
+    node.config = replace(node.config, own_count=1, external_count=3)
+    run.play(2)
+    [found], _ = read_experiments(run.store, [LAYOUT.experiment_name])
+    assert found.cell.arm.name == "2/2 adapted"
+
+
 def test_a_name_that_somebody_registers_does_not_end_the_comparison(tmp_path: Path) -> None:
     store, row = MemoryStore(), {"timestamp": 1.0, "reward": 0.5, "own_wanted": 2, "external_wanted": 2}
     SampleRun(store, tmp_path).play(4)

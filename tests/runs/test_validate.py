@@ -1,5 +1,6 @@
 """Checking a run in a folder where anybody may write: time and memory stay bounded."""
 
+import json
 import re
 import tracemalloc
 from dataclasses import replace
@@ -50,6 +51,15 @@ def test_of_a_whole_run_nothing_is_beyond_the_limits(store: MemoryStore) -> None
     found = validate(store, LAYOUT, Expected())
     assert details(found, "rollouts") == ["all 36 readable and complete"]
     assert "each found in a peer's file" in details(found, "sharing")[0] and not details(found, "limits")
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_round_that_was_played_again_may_have_had_another_i(store: MemoryStore, again: bool) -> None:
+    rows = [json.loads(line) for line in progress.lines(store, METRICS)]
+    rows[2] |= {"own_wanted": 1} | ({"reward": 0.125} if again else {})
+    replace_journal(store, METRICS, "\n".join(map(json.dumps, rows)))
+    found = {finding.check: finding for finding in validate(store, LAYOUT, Expected())}
+    assert found["rollouts"].status == ("ok" if again else "failed"), found["rollouts"]
 
 
 def test_a_compressed_run_is_checked_alike_and_a_bomb_spends_the_limit(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

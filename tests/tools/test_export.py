@@ -45,8 +45,8 @@ FIGURES = Figures(
     base_on_hub=True,
     round=60,
     rounds_recorded=58,
-    own_count=4,
-    external_count=3,
+    own_count="2 to 4",
+    external_count="3",
     group_size=8,
     external_used=170,
     tasks="gcd,chain_sum:max_digits=2",
@@ -138,7 +138,7 @@ def test_the_card_states_the_run() -> None:
     for line in (
         "| experiment, node | `trial`, `w1` |",
         "| rounds | 58, all before round 60 of the swarm |",
-        "| I: own rollouts per round | 4 |",
+        "| I: own rollouts per round | 2 to 4 |",
         "| J: rollouts of peers per round | 3 wanted, 170 used in all rounds |",
         "| G: completions per question | 8 |",
         "| tasks | `gcd,chain_sum:max_digits=2` (`reasoning-gym 0.1.25`) |",
@@ -180,7 +180,7 @@ def test_figures_are_those_of_the_rounds_that_the_weights_have_learnt_from() -> 
     rows = [{"round": number, "reward": number / 100, "external_used": 2} for number in range(50)]
     events = [evaluation(0, 0.1), evaluation(20, 0.9), evaluation(20, 0.2), evaluation(40, 0.3), {"event_type": "state"}]
     figures = collected(journals(rows, events), 30)
-    assert (figures.rounds_recorded, figures.external_used, figures.external_count) == (30, 60, 3)
+    assert (figures.rounds_recorded, figures.external_used, figures.external_count) == (30, 60, "3")
     assert (figures.reward_rounds, figures.reward_first, figures.reward_last) == (10, pytest.approx(0.045), pytest.approx(0.245))
     assert figures.held_out_before and (figures.held_out_before.round, figures.held_out_before.held_out) == (0, 0.1)
     assert figures.held_out_after and (figures.held_out_after.round, figures.held_out_after.held_out) == (20, 0.2)

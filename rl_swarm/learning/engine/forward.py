@@ -52,7 +52,7 @@ class Reader:
         """Read a part of the batch at a time: yield the numbers of its passages, and their reading.
 
         Go backward through a part before asking for the next. A part has about `token_budget` tokens, but at least one passage. The
-        cut depends on lengths and order only.
+        cut depends on the passages and their order only.
         """
         raise NotImplementedError
 
