@@ -27,7 +27,7 @@ from rl_swarm.text import counted
 REPORTED_SEEDS = range(9, 101)  # smaller ones were used in development
 PILOT_SEEDS = range(101, 104)
 QUICK_SEEDS = range(201, 301)  # a quick look must not show reported seeds
-FEW_SEEDS = 3  # for every arm but the baseline, the best split, and the adaptive one, which might become the default
+FEW_SEEDS = 3  # for every arm but the baseline, the best split, and the adaptive one, which workers can have
 FEW_NODES = 4
 MOST_NODES = 1000
 SMOOTHED_ROUNDS = 10
