@@ -65,7 +65,7 @@ def result() -> str:
         f"**Knowledge grows with the swarm.** With {single['arm']['split']['own']} rollouts a round from each model, and everybody "
         f"reading everything, a model alone ends at {known(single)}; in swarms of {listed(arm['arm']['nodes'] for arm in swarms)} "
         f"models at {listed(map(known, swarms))}.\n\n"
-        f"**A real model learns, too.** On two cores, SmolLM2-135M-Instruct goes from {percent(real['before']['held_out'], '.1%')} of "
+        f"**A real model learns, too.** On two cores, SmolLM2-135M-Instruct goes from {known(real['before'])} of "
         f"{real['before']['held_out_questions']} questions to {known(real['arms'][1])} in a swarm of two, and to "
         f"{known(real['arms'][0])} alone. That was run with one seed."
     )
