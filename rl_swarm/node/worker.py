@@ -166,9 +166,9 @@ class Worker:
 
     def _counts(self) -> tuple[int, int]:
         """I and J of the next round."""
-        most = self.config.own_count
-        own = min(self._own_count, most) if self.config.adaptive else most
-        return own, most + self.config.external_count - own
+        most, external = self.config.own_count, self.config.external_count
+        own = min(self._own_count, most) if self.config.adaptive and external else most  # who is set to J = 0 reads nothing
+        return own, most + external - own
 
     def _rate_share(self, number: int) -> float:
         return rate_share(self.config.schedule, number, self.config.max_rounds, self.trainer.policy_version)

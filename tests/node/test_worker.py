@@ -106,6 +106,8 @@ def test_a_node_writes_less_while_its_peers_write_enough_if_asked(adaptive: bool
     again = make(store, tmp_path / "again", clock, checkpoints=saved, **settings)
     assert again.checkpoints.restore(again.resume) == 4
     assert again._counts() == me._counts() == ((2, 6) if adaptive else (4, 4))
+    again.config = replace(again.config, external_count=0)
+    assert again._counts() == (4, 0), "a node that is set to share nothing any more reads nothing"
 
 
 def test_j_0_reads_nothing_of_peers_and_learns_the_same_as_without_a_swarm(tmp_path: Path) -> None:
